@@ -30,7 +30,7 @@ class Now:
     mono: timedelta
 
     def mono_at(self, instant: datetime) -> timedelta:
-        """The monotonic reading at which the wall clock will show `instant`, if it does not step."""
+        """The monotonic reading when the wall clock shows `instant`, if it does not step."""
         return self.mono + (instant - self.wall)
 
     def wall_at(self, mono: timedelta) -> datetime:
