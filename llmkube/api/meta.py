@@ -65,7 +65,7 @@ class ApiModel(BaseModel):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Parse what the API server sent (a decoded JSON value). Raises pydantic.ValidationError."""
+        """Parse a decoded JSON value. Raises pydantic.ValidationError."""
         return cls.model_validate(value)
 
     def to_json(self) -> dict[str, Any]:
@@ -163,5 +163,5 @@ def list_map(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-ATOMIC_LIST = {"x-kubernetes-list-type": "atomic"}
+ATOMIC_LIST: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 """Schema words for a list that has one owner as a whole."""

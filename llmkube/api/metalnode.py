@@ -26,21 +26,23 @@ from llmkube.api.meta import (
     Time,
     list_map,
 )
+from llmkube.verifier.protocol import MAX_ADDRESSES, Outcome
 
-MAX_CANDIDATES = 17
+MAX_CANDIDATES = MAX_ADDRESSES
 
 
 class CandidateResult(StrEnum):
-    """What the last dial-back of an address found."""
+    """What the last dial-back of an address found: the verifier's outcomes, and `Pending`."""
 
     PENDING = "Pending"
-    REACHABLE = "Reachable"
-    TIMEOUT = "Timeout"
-    REFUSED = "Refused"
-    PIN_MISMATCH = "PinMismatch"
-    CERTIFICATE_MISMATCH = "CertificateMismatch"
-    NOT_ALLOWED = "NotAllowed"
-    ERROR = "Error"
+    """Not yet checked against the current pin and port."""
+    REACHABLE = Outcome.REACHABLE.value
+    TIMEOUT = Outcome.TIMEOUT.value
+    REFUSED = Outcome.REFUSED.value
+    PIN_MISMATCH = Outcome.PIN_MISMATCH.value
+    CERTIFICATE_MISMATCH = Outcome.CERTIFICATE_MISMATCH.value
+    NOT_ALLOWED = Outcome.NOT_ALLOWED.value
+    ERROR = Outcome.ERROR.value
 
 
 class CandidateSource(StrEnum):
