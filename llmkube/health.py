@@ -1,0 +1,100 @@
+"""The HTTP endpoints that kubelet and Prometheus ask: /healthz, /readyz, /metrics.
+
+A check is a function that returns None when all is well, else a sentence that says what is not.
+`/healthz` and `/readyz` answer in the form that Kubernetes' own components use. Metrics are
+rendered in a thread, so that a scrape of ten thousand objects does not delay a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+Check = Callable[[], str | None]
+Render = Callable[[], tuple[bytes, str]]
+"""Returns the exposition and its content type; called in a thread."""
+
+
+class BadAddress(ValueError):
+    """A bind address that is not HOST:PORT, :PORT or 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindAddress:
+    """Where to listen. `host` None is every interface; port 0 lets the kernel choose."""
+
+    host: str | None
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> BindAddress | None:
+        """Read ":8080", "127.0.0.1:8080" or "[::1]:8080"; "0" and "" mean: do not listen."""
+        if text in ("", "0"):
+            return None
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise BadAddress(f"bind address {text!r}: use HOST:PORT, :PORT, or 0 to switch it off")
+        return cls(host.strip("[]") or None, int(port))
+
+
+@dataclass(slots=True)
+class Checks:
+    """Named checks of one endpoint."""
+
+    named: dict[str, Check] = field(default_factory=dict)
+
+    def add(self, name: str, check: Check) -> None:
+        self.named[name] = check
+
+    def failures(self) -> Mapping[str, str]:
+        """The failing checks and what each says."""
+        results = {name: check() for name, check in self.named.items()}
+        return {name: why for name, why in results.items() if why is not None}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """200 "ok", or 500 with a line for each check."""
+        failing = self.failures()
+        if not failing and "verbose" not in request.query:
+            return web.Response(text="ok")
+        lines = [
+            f"[-]{name} failed: {failing[name]}" if name in failing else f"[+]{name} ok"
+            for name in self.named
+        ]
+        return web.Response(text="\n".join(lines) + "\n", status=500 if failing else 200)
+
+
+def metrics_routes(render: Render) -> list[web.RouteDef]:
+    """The route that Prometheus scrapes."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        body, content_type = await asyncio.to_thread(render)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    return [web.get("/metrics", answer)]
+
+
+def health_routes(live: Checks, ready: Checks) -> list[web.RouteDef]:
+    """The routes that a kubelet probes."""
+    return [web.get("/healthz", live.answer), web.get("/readyz", ready.answer)]
+
+
+@asynccontextmanager
+async def serving(address: BindAddress | None, routes: list[web.RouteDef]) -> AsyncIterator[int]:
+    """Serve `routes` while the block runs; yields the port (0 if not listening)."""
+    if address is None:
+        yield 0
+        return
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=90)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, address.host, address.port)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,93 @@
+"""Structured logs: one JSON object a line for machines, or aligned text for people.
+
+Every program calls `configure` once, at start. Whatever looks like a credential is cut out of
+every line, whoever logged it: bearer tokens and private keys never reach a log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import structlog
+
+_SECRETS = re.compile(
+    r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"  # a JSON web token
+    r"|(?i:bearer)\s+[A-Za-z0-9._~+/=-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+REDACTED = "[redacted]"
+
+
+class LogFormat(StrEnum):
+    JSON = "json"
+    CONSOLE = "console"
+
+
+def redact(text: str) -> str:
+    """The text with everything that looks like a credential cut out."""
+    return _SECRETS.sub(REDACTED, text)
+
+
+def configure(log_format: LogFormat, level: str) -> None:
+    """Send structlog's and the standard library's records to standard error.
+
+    `level` is one of debug, info, warning, error; raises ValueError for any other word.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"unknown log level {level!r}: use debug, info, warning or error")
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+    ]
+    final = _final_processors(log_format)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final)
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(number, logging.INFO))  # libraries' debug output would carry headers
+
+
+def _final_processors(log_format: LogFormat) -> list[Any]:
+    head: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        _expand_exception,
+        _redact_values,
+    ]
+    if log_format is LogFormat.JSON:
+        return [*head, structlog.processors.JSONRenderer(serializer=_encode)]
+    return [*head, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+_expand_exception = structlog.processors.ExceptionRenderer()
+
+
+def _redact_values(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = redact(value)
+        elif not isinstance(value, (int, float, bool, type(None))):
+            event[key] = redact(str(value))
+    return event
+
+
+def _encode(event: Any, **_options: Any) -> str:
+    return msgspec.json.encode(event).decode()
