@@ -47,8 +47,8 @@ Time = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """An instant, aware. Written in UTC; with six digits where it has a fraction."""
-Int32 = Annotated[int, WithJsonSchema({"type": "integer", "format": "int32"})]
-Int64 = Annotated[int, WithJsonSchema({"type": "integer", "format": "int64"})]
+Int32 = Annotated[int, Field(json_schema_extra={"format": "int32"})]
+Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 

@@ -169,7 +169,7 @@ _decode_json: Callable[[str], Any] = json.JSONDecoder(
 
 def _too_deep(value: object) -> bool:
     """Whether containers nest beyond MAX_DEPTH, wherever this interpreter's own limit lies."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -193,8 +193,15 @@ def _refuse(field: str, why: str) -> NoReturn:
     raise InvalidReport(field, why)
 
 
-_WORDS = {bool: "a boolean", int: "an integer", float: "a fraction", str: "a string"}
-_WORDS |= {list: "a list", dict: "an object", type(None): "null"}  # type: ignore[dict-item]
+_WORDS: Mapping[type, str] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a fraction",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 class _Fields:
