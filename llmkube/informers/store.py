@@ -1,0 +1,133 @@
+"""The store: what an informer knows of the cluster, by key and by index.
+
+Readers see the newest complete version of each object that the watch has delivered; objects are
+immutable, so they are handed out as they are. Only the informer that owns a store writes to it.
+Read `reflector` for how it is kept equal to the server, `guard` for what to do about the moment
+by which it lags behind our own writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from llmkube.clock import Now
+
+
+class HasMeta(Protocol):
+    """The metadata that informers read."""
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def resource_version(self) -> str: ...
+
+
+class Cached(Protocol):
+    """What a store can hold: an immutable object that knows its key."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def metadata(self) -> HasMeta: ...
+
+
+T = TypeVar("T", bound=Cached)
+
+Index = Callable[[T], Iterable[str]]
+"""The values under which an object is found; none is fine. Must be pure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """One step of one object in the store.
+
+    `old` is None for an object that was not there, `new` is None for one that is gone.
+    `first_sight` says that it came from a list (a start, or a re-list after blindness), so nothing
+    is known of when it happened. `at` is when it was seen, on both clocks.
+    """
+
+    key: str
+    old: T | None
+    new: T | None
+    first_sight: bool
+    at: Now
+
+
+class Store(Generic[T]):
+    """Objects by key, with indexes kept up to date by `put` and `remove`."""
+
+    __slots__ = ("_functions", "_indexes", "_objects")
+
+    def __init__(self, indexes: Mapping[str, Index[T]] | None = None) -> None:
+        self._objects: dict[str, T] = {}
+        self._functions = dict(indexes or {})
+        self._indexes: dict[str, dict[str, dict[str, None]]] = {n: {} for n in self._functions}
+
+    # Reading ------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> T | None:
+        """The object of that key, or None."""
+        return self._objects.get(key)
+
+    def keys(self) -> list[str]:
+        """All keys, as of now."""
+        return list(self._objects)
+
+    def values(self) -> list[T]:
+        """All objects, as of now."""
+        return list(self._objects.values())
+
+    def by_index(self, name: str, value: str) -> list[T]:
+        """The objects that the index `name` files under `value`, oldest entry first.
+
+        Raises KeyError for an index that the store does not keep.
+        """
+        return [self._objects[key] for key in self._indexes[name].get(value, ())]
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._objects
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.values())
+
+    # Writing (the informer's) -------------------------------------------------------------------
+
+    def put(self, obj: T) -> T | None:
+        """Keep `obj` and return what it replaces.
+
+        An index function that raises leaves the store as it was, and the error goes to the caller.
+        """
+        key = obj.key
+        filed = self._values(obj) if self._functions else {}
+        old = self._objects.get(key)
+        self._objects[key] = obj
+        if filed:
+            self._file(key, {} if old is None else self._values(old), filed)
+        return old
+
+    def remove(self, key: str) -> T | None:
+        """Drop the object of that key and return it, or None."""
+        old = self._objects.pop(key, None)
+        if old is not None and self._functions:
+            self._file(key, self._values(old), {})
+        return old
+
+    def _values(self, obj: T) -> dict[str, set[str]]:
+        return {name: set(function(obj)) for name, function in self._functions.items()}
+
+    def _file(self, key: str, old: dict[str, set[str]], new: dict[str, set[str]]) -> None:
+        for name, index in self._indexes.items():
+            before, after = old.get(name, set()), new.get(name, set())
+            for value in before - after:
+                del index[value][key]
+                if not index[value]:
+                    del index[value]
+            for value in after - before:
+                index.setdefault(value, {})[key] = None
