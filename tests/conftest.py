@@ -113,9 +113,8 @@ async def client_for(control_plane: ControlPlane) -> AsyncIterator[ClientFor]:
 
 async def open_client(stack: AsyncExitStack, kubeconfig: Path) -> KubeClient:
     """A client for that kubeconfig, closed with the stack."""
-    from llmkube.kube.client import KubeClient
-
     from llmkube.clock import SystemClock
+    from llmkube.kube.client import KubeClient
     from llmkube.kube.config import load_access
 
     access = await load_access(kubeconfig)

@@ -1,0 +1,126 @@
+"""The bench's own client: makes objects, pushes heartbeats at a steady rate, watches results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from llmkube.kube.client import KubeClient
+from llmkube.kube.resources import Resource
+
+PARALLEL = 32
+
+
+async def for_each(items: Iterable[Any], work: Callable[[Any], Awaitable[object]]) -> float:
+    """Do `work` on each item, `PARALLEL` at a time; returns the seconds it took."""
+    queue = iter(items)
+    began = time.perf_counter()
+
+    async def worker() -> None:
+        for item in queue:
+            await work(item)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(PARALLEL):
+            tasks.create_task(worker())
+    return time.perf_counter() - began
+
+
+async def at_rate(
+    items: Sequence[Any],
+    work: Callable[[Any], Awaitable[object]],
+    *,
+    rate: float,
+    seconds: float,
+) -> int:
+    """Do `work` on the items in turn, `rate` a second, never catching up; returns how many."""
+    began = time.perf_counter()
+    done = 0
+    slots = asyncio.Semaphore(PARALLEL)
+
+    async def one(item: Any) -> None:
+        nonlocal done
+        try:
+            await work(item)
+            done += 1
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(int(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            await slots.acquire()
+            tasks.create_task(one(items[number % len(items)]))
+    return done
+
+
+class _Meta(msgspec.Struct):
+    name: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta = msgspec.field(default_factory=_Meta)
+    status: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: _Object
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_list = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(slots=True)
+class Watcher:
+    """When each object's interesting value last changed, as seen by a watch of the bench's own."""
+
+    client: KubeClient
+    resource: Resource
+    value_of: Callable[[dict[str, Any]], str | None]
+    namespace: str | None = None
+    values: dict[str, str | None] = field(default_factory=dict)
+    changed: dict[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of the last change of each object's value, by name."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Watch until cancelled, from the beginning of the world."""
+        version = await self._list()
+        async with self.client.watch(
+            self.resource, self.namespace, resource_version=version
+        ) as stream:
+            rest = b""
+            while chunk := await stream.read():
+                *lines, rest = (rest + chunk).split(b"\n")
+                seen = time.time()
+                for line in lines:
+                    self._see(_decode(line), seen)
+                self._news.set()
+
+    async def _list(self) -> str:
+        page = _decode_list(await self.client.list_page(self.resource, self.namespace, limit=0))
+        for item in page.get("items") or ():
+            self.values[item["metadata"]["name"]] = self.value_of(item.get("status") or {})
+        self._news.set()
+        return str(page["metadata"]["resourceVersion"])
+
+    def _see(self, event: _Event, seen: float) -> None:
+        if event.type not in ("ADDED", "MODIFIED"):
+            return
+        name, value = event.object.metadata.name, self.value_of(event.object.status)
+        if self.values.get(name) != value:
+            self.values[name], self.changed[name] = value, seen
+
+    async def until(self, condition: Callable[[], bool], *, seconds: float) -> None:
+        """Wait until `condition` holds; raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
