@@ -177,8 +177,21 @@ class CachedFederatedCluster(CachedObject, frozen=True):
 
 
 # Pod --------------------------------------------------------------------------------------------
+class EnvVar(Part, frozen=True):
+    name: str = ""
+    value: str | None = None
+
+
+class Container(Part, frozen=True):
+    """Of a verifier pod, its environment holds what it was asked; nobody can change that."""
+
+    name: str = ""
+    env: tuple[EnvVar, ...] = ()
+
+
 class PodSpec(Part, frozen=True):
     node_name: str | None = None
+    containers: tuple[Container, ...] = ()
 
 
 class PodCondition(Part, frozen=True):
