@@ -74,6 +74,18 @@ class Unavailable(ApiError):
     """5xx, a broken connection, a timeout: the server may or may not have acted."""
 
 
+class NotLeader(ApiError):
+    """This process may not write (any more): the write was refused here and never sent."""
+
+
+class ConfigError(Exception):
+    """The kubeconfig or in-cluster configuration cannot be used; the text says what to change.
+
+    Raised while loading `llmkube.kube.config.Access`, never by a request. It names files, keys
+    and contexts, never the values of credentials.
+    """
+
+
 _BY_STATUS: dict[int, type[ApiError]] = {
     400: Invalid,
     401: Unauthorized,

@@ -59,3 +59,6 @@ CRDS = Resource(
     "CustomResourceDefinition",
     namespaced=False,
 )
+SELFSUBJECTREVIEWS = Resource(
+    "authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", namespaced=False
+)

@@ -1,0 +1,133 @@
+"""The credentials in force: re-read when their files change, and at once after a 401.
+
+Tokens in pods and on Macs are replaced on disk while the process runs, and exec plugins hand out
+short-lived ones. `Logins` keeps the newest: it looks at the files once a minute, reloads before a
+credential expires, and lets a request that met a 401 ask for a newer one. Reloads never overlap,
+and a failed one keeps what there is. The user is `llmkube.kube.transport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import structlog
+
+from llmkube.clock import Clock, Now
+from llmkube.kube.credentials import Access, ServerTrust
+from llmkube.kube.errors import ConfigError
+
+CHECK_EVERY = timedelta(minutes=1)
+RENEW_BEFORE_EXPIRY = timedelta(seconds=30)
+SHORTEST_PAUSE = timedelta(seconds=2)
+"""Between two reloads, however short-lived the credential or busy the 401s."""
+
+log = structlog.get_logger(__name__)
+
+_Signature = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Login:
+    """One access, made ready for requests."""
+
+    access: Access
+    ssl_context: ssl.SSLContext | None
+    headers: Mapping[str, str] = field(repr=False)
+
+    @staticmethod
+    def of(access: Access, previous: Login | None = None) -> Login:
+        """Make an access ready; the TLS context is kept while it still fits, because pooled
+        connections belong to it. Raises ConfigError."""
+        if previous is not None and _same_tls(previous.access, access):
+            context = previous.ssl_context
+        else:
+            context = access.ssl_context() if access.server.startswith("https:") else None
+        authorization = access.credential.authorization
+        return Login(access, context, {"Authorization": authorization} if authorization else {})
+
+
+def _same_tls(one: Access, other: Access) -> bool:
+    def key(access: Access) -> tuple[ServerTrust, object, bool]:
+        return access.trust, access.credential.certificate, access.server.startswith("https:")
+
+    return key(one) == key(other)
+
+
+class Logins:
+    """The newest `Login`. Construction raises ConfigError if the access cannot be used."""
+
+    def __init__(self, access: Access, clock: Clock) -> None:
+        self._clock = clock
+        self._reloading = asyncio.Lock()
+        self._login = Login.of(access)
+        self._signature = _signature(access.files)
+        now = clock.now()
+        self._check_at = self._next_check(now)
+        self._reloaded_at = now.mono - SHORTEST_PAUSE
+
+    @property
+    def latest(self) -> Login:
+        """The newest login, without looking whether there is a newer one."""
+        return self._login
+
+    async def current(self) -> Login:
+        """The login for the next request."""
+        if self._clock.now().mono < self._check_at:
+            return self._login
+        async with self._reloading:
+            now = self._clock.now()
+            if now.mono >= self._check_at:
+                if self._expires_soon(now) or _signature(self._files()) != self._signature:
+                    await self._reload()
+                self._check_at = self._next_check(self._clock.now())
+        return self._login
+
+    async def after_rejection(self, rejected: Login) -> Login | None:
+        """A newer login than the one that met a 401, or None if there is none."""
+        async with self._reloading:
+            now = self._clock.now().mono
+            if self._login is rejected and now - self._reloaded_at >= SHORTEST_PAUSE:
+                await self._reload()
+        newer = self._login
+        return newer if newer.access.credential != rejected.access.credential else None
+
+    async def _reload(self) -> None:
+        self._reloaded_at = self._clock.now().mono
+        signature = _signature(self._files())
+        try:
+            self._login = Login.of(await self._login.access.reload(), self._login)
+        except ConfigError as error:
+            log.warning("credentials not re-read, keeping those in use", why=str(error))
+            return
+        self._signature = signature
+
+    def _files(self) -> tuple[Path, ...]:
+        return self._login.access.files
+
+    def _expires_soon(self, now: Now) -> bool:
+        expires_at = self._login.access.credential.expires_at
+        return expires_at is not None and expires_at - RENEW_BEFORE_EXPIRY <= now.wall
+
+    def _next_check(self, now: Now) -> timedelta:
+        pause = CHECK_EVERY
+        if expires_at := self._login.access.credential.expires_at:
+            pause = min(pause, expires_at - RENEW_BEFORE_EXPIRY - now.wall)
+        return now.mono + max(pause, SHORTEST_PAUSE)
+
+
+def _signature(files: tuple[Path, ...]) -> _Signature:
+    """What changes when a file is replaced or rewritten; zeros where there is none."""
+    return tuple(_stat(file) for file in files)
+
+
+def _stat(file: Path) -> tuple[int, int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
