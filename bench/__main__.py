@@ -1,0 +1,56 @@
+"""`python -m bench [hub] [macs] [engine] [simulation]`: measure, print a table, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from bench import hub, report
+from bench.report import Figure
+from devcluster.controlplane import ControlPlane
+from tests.conftest import install_crds, open_client
+
+PARTS = ("hub", "macs", "engine", "simulation")
+
+
+async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) -> list[Figure]:
+    """All asked-for parts once, on one control plane."""
+    figures: list[Figure] = []
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(ControlPlane.start())
+        await install_crds(cluster)
+        client = await open_client(stack, cluster.admin_kubeconfig)
+        if "hub" in parts:
+            for size in sizes:
+                plan = hub.Plan(sites=size, seconds=seconds)
+                figures += await hub.run(cluster, client, plan)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2000], help="objects")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
+    parser.add_argument("--runs", type=int, default=1, help="medians are taken over so many runs")
+    options = parser.parse_args()
+    parts = options.parts or PARTS
+    runs = [
+        asyncio.run(measure(parts, options.sizes, options.seconds)) for _ in range(options.runs)
+    ]
+    environment = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": str(os.cpu_count()),
+        "runs": str(options.runs),
+    }
+    path = report.show(report.median_of(runs), environment)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The FederatedCluster hub against its peers: start, heartbeats, silence, memory, lateness."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from bench.load import Watcher, at_rate, for_each
+from bench.report import Figure, percentile
+from bench.subject import Running, Subject, ours, peers, running
+from devcluster.controlplane import ControlPlane
+from llmkube.api.names import FieldManager
+from llmkube.api.times import format_micro_time
+from llmkube.kube.client import KubeClient
+from llmkube.kube.errors import NotFound
+from llmkube.kube.resources import FEDERATEDCLUSTERS
+
+PART = "hub"
+QUIET_INTERVAL = 3600  # seconds: nothing changes by itself while throughput is measured
+BOUNDARY_INTERVAL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure."""
+
+    sites: int = 2000
+    rate: float = 200.0
+    seconds: float = 20.0
+    probes: int = 100
+
+
+def subjects() -> list[Subject]:
+    """Ours, the optional peers of $LLMKUBE_BENCH_HUB_PEER, and kopf, which leaves finalizers."""
+    kopf = Path(__file__).parent / "peers" / "kopf_hub.py"
+    argv = [sys.executable, "-m", "kopf", "run", "-A", "--standalone", "--log-format=plain"]
+    return [
+        ours("federatedcluster"),
+        *peers("LLMKUBE_BENCH_HUB_PEER"),
+        Subject("kopf", [*argv, "--quiet", str(kopf)]),
+    ]
+
+
+async def run(cluster: ControlPlane, client: KubeClient, plan: Plan) -> list[Figure]:
+    """Measure every subject on the same objects."""
+    hub = _Hub(client, plan)
+    figures = [await hub.prepare()]
+    client_seconds = figures[0].value
+    for subject in subjects():
+        figures += await _measure(hub, cluster, subject, client_seconds)
+        await hub.clear_phases()
+    await hub.remove()
+    return figures
+
+
+async def _measure(
+    hub: _Hub, cluster: ControlPlane, subject: Subject, client_seconds: float
+) -> list[Figure]:
+    mine = subject.name == "llmkube"
+    n = hub.plan.sites
+    await hub.push_all()
+
+    def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
+        return Figure(PART, name, subject.name, value, unit, target if mine else None)
+
+    async with hub.watching() as watcher:
+        began = time.perf_counter()
+        async with running(subject, cluster.admin_kubeconfig) as process:
+            await watcher.until(lambda: hub.all_connected(watcher), seconds=300)
+            cold = time.perf_counter() - began
+            idle = await _idle(process, hub.plan.seconds)
+            per_push, rss = await _pushes(hub, process)
+            latencies = await hub.latencies(watcher)
+            lateness = await hub.boundary_lateness(watcher)
+    return [
+        figure(f"cold start, {n} sites", cold, "s", 1.2 * client_seconds),
+        figure("CPU when nothing happens", idle, "%", 0.3),
+        figure(f"CPU per push at {hub.plan.rate:.0f}/s", per_push, "µs", 200),
+        figure(f"resident memory, {n} sites", rss / 1e6, "MB", 115),
+        figure("push after silence → phase, p50", percentile(latencies, 0.5) * 1e3, "ms", 2.5),
+        figure("push after silence → phase, p99", percentile(latencies, 0.99) * 1e3, "ms"),
+        figure("push after silence → phase, max", max(latencies) * 1e3, "ms", 15),
+        figure("boundary → phase, max", max(lateness), "s", 0.05),
+    ]
+
+
+async def _idle(process: Running, seconds: float) -> float:
+    """Percent of one core while nothing happens."""
+    await asyncio.sleep(2)  # the start's own aftermath is not idleness
+    before = process.usage().cpu
+    await asyncio.sleep(seconds)
+    return (process.usage().cpu - before) / seconds * 100
+
+
+async def _pushes(hub: _Hub, process: Running) -> tuple[float, int]:
+    """(µs of CPU per push, resident bytes after them)."""
+    before = process.usage()
+    pushed = await at_rate(hub.names, hub.push, rate=hub.plan.rate, seconds=hub.plan.seconds)
+    await asyncio.sleep(1)  # what is under way
+    after = process.usage()
+    return (after.cpu - before.cpu) / pushed * 1e6, after.rss
+
+
+class _Hub:
+    """The bench's sites and its own client."""
+
+    def __init__(self, client: KubeClient, plan: Plan) -> None:
+        self.client = client
+        self.plan = plan
+        self.names = [f"site-{number:05d}" for number in range(plan.sites)]
+
+    async def prepare(self) -> Figure:
+        """Make the sites; measures what this client itself needs to write every phase."""
+        await for_each(self.names, lambda name: self.create(name, QUIET_INTERVAL))
+        await self.push_all()
+        seconds = await for_each(self.names, self._write_phase)
+        await self.clear_phases()
+        n = self.plan.sites
+        return Figure(PART, f"the same {n} writes", "bench client", seconds, "s")
+
+    async def create(self, name: str, interval: int) -> None:
+        body = {
+            "apiVersion": FEDERATEDCLUSTERS.api_version,
+            "kind": FEDERATEDCLUSTERS.kind,
+            "metadata": {"name": name},
+            "spec": {"displayName": f"Site {name}", "heartbeatIntervalSeconds": interval},
+        }
+        await self.client.apply(FEDERATEDCLUSTERS, body, field_manager="bench")
+
+    async def push(self, name: str, stamp: datetime | None = None) -> datetime:
+        """One heartbeat as an edge sends it; returns its stamp."""
+        stamp = stamp or datetime.now(UTC)
+        status = {
+            "lastHeartbeatTime": format_micro_time(stamp),
+            "observedVersion": "v0.1.0",
+            "capacity": {"nodes": 4, "gpusTotal": 32, "gpusAllocatable": 30},
+            "inference": {
+                "models": 3,
+                "servicesTotal": 5,
+                "servicesReady": 5,
+                "servicesFailed": 0,
+            },
+        }
+        await self._apply_status(name, status, FieldManager.EDGE)
+        return stamp
+
+    async def push_all(self) -> None:
+        await for_each(self.names, self.push)
+
+    async def _write_phase(self, name: str) -> None:
+        await self._apply_status(name, {"phase": "Connected"}, FieldManager.HUB)
+
+    async def _apply_status(self, name: str, status: dict[str, object], manager: str) -> None:
+        body = {
+            "apiVersion": FEDERATEDCLUSTERS.api_version,
+            "kind": FEDERATEDCLUSTERS.kind,
+            "metadata": {"name": name},
+            "status": status,
+        }
+        await self.client.apply(
+            FEDERATEDCLUSTERS, body, field_manager=manager, subresource="status"
+        )
+
+    async def clear_phases(self) -> None:
+        """As if no hub had ever run."""
+
+        async def clear(name: str) -> None:
+            body = {"status": {"phase": None}}
+            await self.client.merge_patch(FEDERATEDCLUSTERS, name, None, body, subresource="status")
+
+        await for_each(self.names, clear)
+
+    async def remove(self) -> None:
+        async def remove(name: str) -> None:
+            body = {"metadata": {"finalizers": None}}
+            await self.client.merge_patch(FEDERATEDCLUSTERS, name, None, body)
+            try:
+                await self.client.delete(FEDERATEDCLUSTERS, name)
+            except NotFound:
+                pass
+
+        await for_each(self.names, remove)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Watcher]:
+        watcher = Watcher(self.client, FEDERATEDCLUSTERS, lambda status: status.get("phase"))
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(watcher.run())
+            yield watcher
+            task.cancel()
+
+    def all_connected(self, watcher: Watcher) -> bool:
+        return all(watcher.values.get(name) == "Connected" for name in self.names)
+
+    async def latencies(self, watcher: Watcher) -> list[float]:
+        """Seconds from the answer to a push until the phase's write is seen, after silence."""
+        probes = self.names[: self.plan.probes]
+        old = timedelta(seconds=11 * QUIET_INTERVAL)
+        await for_each(probes, lambda name: self.push(name, datetime.now(UTC) - old))
+        await watcher.until(lambda: _all(watcher, probes, "Unreachable"), seconds=60)
+        seconds = []
+        for name in probes:
+            await self.push(name)
+            answered = time.time()
+            await watcher.until(lambda: _all(watcher, [name], "Connected"), seconds=30)  # noqa: B023
+            seconds.append(max(0.0, watcher.changed[name] - answered))
+            await asyncio.sleep(0.02)
+        return seconds
+
+    async def boundary_lateness(self, watcher: Watcher) -> list[float]:
+        """Seconds from 3 × the interval after the last push until Stale is written."""
+        probes = [f"edge-{number:03d}" for number in range(self.plan.probes)]
+        await for_each(probes, lambda name: self.create(name, BOUNDARY_INTERVAL))
+        stamps: dict[str, datetime] = {}
+        began = time.perf_counter()
+        for number, name in enumerate(probes):
+            due = began + number * BOUNDARY_INTERVAL / len(probes)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            stamps[name] = await self.push(name)
+        await watcher.until(lambda: _all(watcher, probes, "Stale"), seconds=60)
+        for name in probes:
+            await self.client.merge_patch(
+                FEDERATEDCLUSTERS, name, None, {"metadata": {"finalizers": None}}
+            )
+            await self.client.delete(FEDERATEDCLUSTERS, name)
+        return [
+            watcher.changed[name] - stamps[name].timestamp() - 3 * BOUNDARY_INTERVAL
+            for name in probes
+        ]
+
+
+def _all(watcher: Watcher, names: Sequence[str], value: str) -> bool:
+    return all(watcher.values.get(name) == value for name in names)
