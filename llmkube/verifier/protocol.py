@@ -105,6 +105,8 @@ def encode_request(request: CheckRequest) -> str:
 
 def decode_request(text: str) -> CheckRequest:
     """Read LLMKUBE_CHECK. Raises ValueError naming the field that is wrong."""
+    if not text:
+        raise ValueError("is empty or not set")
     fields = _versioned(text)
     request = CheckRequest(
         input_hash=fields.text("inputHash", _MAX_HASH),
