@@ -40,6 +40,9 @@ class ReconcileMetrics(Protocol):
     def finished(self, result: str, duration: timedelta) -> None:
         """`result` is success, requeue_after, or error."""
 
+    def abandoned(self) -> None:
+        """A run that `started` was cancelled: it has no result."""
+
     def terminal_error(self) -> None: ...
 
     def panicked(self) -> None: ...
@@ -60,59 +63,17 @@ class ReflectorMetrics(Protocol):
     def bad_object(self) -> None: ...
 
 
+def _ignore(*_args: object) -> None:
+    pass
+
+
 class Silent:
     """All three ports, telling nobody."""
 
-    __slots__ = ()
-
-    def observe_queue(
-        self,
-        depth: Callable[[], int],
-        unfinished: Callable[[], tuple[timedelta, timedelta]],
-    ) -> None:
-        pass
-
-    def observe_event_age(self, age: Callable[[], timedelta | None]) -> None:
-        pass
-
-    def added(self) -> None:
-        pass
-
-    def retried(self) -> None:
-        pass
-
-    def waited(self, duration: timedelta) -> None:
-        pass
-
-    def worked(self, duration: timedelta) -> None:
-        pass
-
-    def workers(self, limit: int) -> None:
-        pass
-
-    def started(self) -> None:
-        pass
-
-    def finished(self, result: str, duration: timedelta) -> None:
-        pass
-
-    def terminal_error(self) -> None:
-        pass
-
-    def panicked(self) -> None:
-        pass
-
-    def timed_out(self) -> None:
-        pass
-
-    def relisted(self) -> None:
-        pass
-
-    def restarted(self, reason: str) -> None:
-        pass
-
-    def bad_object(self) -> None:
-        pass
+    observe_queue = added = retried = waited = worked = staticmethod(_ignore)
+    workers = started = finished = abandoned = staticmethod(_ignore)
+    terminal_error = panicked = timed_out = staticmethod(_ignore)
+    observe_event_age = relisted = restarted = bad_object = staticmethod(_ignore)
 
 
 SILENT = Silent()

@@ -134,23 +134,19 @@ class _Pool:
     async def _run(self, key: str) -> None:
         started = self._clock.now().mono
         self._metrics.started()
-        result = "error"
+        result: str | None = None
         try:
             async with asyncio.timeout(self._run_limit) as limit:
                 outcome = await self._reconcile(key)
             result = self._settle(key, outcome)
-        except TerminalError as error:
-            self._give_up(key, error)
-        except ApiError as error:
-            self._retry(key, error)
         except Exception as error:  # isolated: a bug costs this key, not the controller
-            if isinstance(error, TimeoutError) and limit.expired():
-                self._metrics.timed_out()
-            else:
-                self._metrics.panicked()
-            self._panic(key, error)
+            self._failed(key, error, late=limit.expired())
+            result = "error"
         finally:
-            self._metrics.finished(result, self._clock.now().mono - started)
+            if result is None:
+                self._metrics.abandoned()  # cancelled
+            else:
+                self._metrics.finished(result, self._clock.now().mono - started)
 
     def _settle(self, key: str, outcome: Outcome) -> str:
         self._queue.forget(key)
@@ -158,6 +154,19 @@ class _Pool:
             return "success"
         self._queue.add_at(key, outcome.wake_at)
         return "requeue_after"
+
+    def _failed(self, key: str, error: Exception, *, late: bool) -> None:
+        match error:
+            case TerminalError():
+                self._give_up(key, error)
+            case ApiError():
+                self._retry(key, error)
+            case TimeoutError() if late:
+                self._metrics.timed_out()
+                self._panic(key, error)
+            case _:
+                self._metrics.panicked()
+                self._panic(key, error)
 
     def _give_up(self, key: str, error: TerminalError) -> None:
         self._queue.forget(key)
