@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from enum import StrEnum
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -30,36 +29,10 @@ REST_LATENCY_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 
 REST_SIZE_BUCKETS = (
     64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216,
 )
-PROCESSING_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # fmt: on
 
 
-class ReconcileResult(StrEnum):
-    """How a reconcile ended: the values of `controller_runtime_reconcile_total{result}`."""
-
-    ERROR = "error"
-    REQUEUE_AFTER = "requeue_after"
-    REQUEUE = "requeue"
-    SUCCESS = "success"
-
-
-class RestartReason(StrEnum):
-    """Why a reflector opened its stream again."""
-
-    END = "end"
-    """The server ended the stream, as it does by design."""
-    SHORT = "short"
-    """It ended at once, without an event."""
-    SILENCE = "silence"
-    BROKEN = "broken"
-    EXPIRED = "expired"
-    """410: the resourceVersion is gone."""
-    THROTTLED = "throttled"
-    UNAUTHORIZED = "unauthorized"
-    FORBIDDEN = "forbidden"
-    MISSING = "missing"
-    UNAVAILABLE = "unavailable"
-    BAD_EVENT = "bad_event"
+RECONCILE_RESULTS = ("error", "requeue_after", "requeue", "success")
 
 
 class Metrics:
@@ -146,24 +119,23 @@ class QueueMetrics:
     def retried(self) -> None:
         self._retries.inc()
 
-    def started(self, waited: timedelta) -> None:
+    def waited(self, duration: timedelta) -> None:
         """A key was handed to a worker after waiting that long."""
-        self._waited.observe(waited.total_seconds())
+        self._waited.observe(duration.total_seconds())
 
-    def finished(self, worked: timedelta) -> None:
+    def worked(self, duration: timedelta) -> None:
         """A worker is done with a key after that long."""
-        self._worked.observe(worked.total_seconds())
+        self._worked.observe(duration.total_seconds())
 
-    def observe(
+    def observe_queue(
         self,
         depth: Callable[[], int],
-        unfinished: Callable[[], timedelta],
-        longest: Callable[[], timedelta],
+        unfinished: Callable[[], tuple[timedelta, timedelta]],
     ) -> None:
-        """Where the gauges are read from, at each scrape."""
+        """Where the gauges are read from at each scrape; `unfinished` is (sum, longest)."""
         self._depth.set_function(depth)
-        self._unfinished.set_function(lambda: unfinished().total_seconds())
-        self._longest.set_function(lambda: longest().total_seconds())
+        self._unfinished.set_function(lambda: unfinished()[0].total_seconds())
+        self._longest.set_function(lambda: unfinished()[1].total_seconds())
 
 
 # Reconciles ------------------------------------------------------------------------------------
@@ -206,7 +178,7 @@ class ReconcileMetrics:
 
     def __init__(self, families: _ReconcileFamilies, controller: str) -> None:
         self._total = {
-            result: families.total.labels(controller, result.value) for result in ReconcileResult
+            result: families.total.labels(controller, result) for result in RECONCILE_RESULTS
         }
         self._errors = families.errors.labels(controller)
         self._terminal = families.terminal.labels(controller)
@@ -216,32 +188,32 @@ class ReconcileMetrics:
         self._active = families.active.labels(controller)
         self._seconds = families.seconds.labels(controller)
 
-    def concurrency(self, workers: int) -> None:
+    def workers(self, limit: int) -> None:
         """How many workers the controller has."""
-        self._workers.set(workers)
+        self._workers.set(limit)
 
-    def began(self) -> None:
+    def started(self) -> None:
+        """A worker began a reconcile."""
         self._active.inc()
 
-    def ended(self, result: ReconcileResult, took: timedelta) -> None:
-        """A reconcile that `began` ended. An error is also counted by its kind, if it has one."""
+    def finished(self, result: str, duration: timedelta) -> None:
+        """A reconcile that was `started` ended: error, requeue_after, requeue or success."""
         self._active.dec()
         self._total[result].inc()
-        self._seconds.observe(took.total_seconds())
-        if result is ReconcileResult.ERROR:
+        self._seconds.observe(duration.total_seconds())
+        if result == "error":
             self._errors.inc()
 
-    def abandoned(self) -> None:
-        """A reconcile that `began` was cancelled: it has no result."""
-        self._active.dec()
-
-    def terminal(self) -> None:
+    def terminal_error(self) -> None:
+        """The error, also counted as such, is one that no retry can mend."""
         self._terminal.inc()
 
     def panicked(self) -> None:
+        """The error, also counted as such, is a bug."""
         self._panics.inc()
 
     def timed_out(self) -> None:
+        """The error, also counted as such, is a reconcile that took too long."""
         self._timeouts.inc()
 
 
@@ -250,79 +222,60 @@ class ReconcileMetrics:
 
 class _ReflectorFamilies:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, help_text: str, *labels: str) -> Counter:
-            return Counter(name, help_text, ("reflector", *labels), registry=registry)
-
-        def gauge(name: str, help_text: str) -> Gauge:
-            return Gauge(name, help_text, ("reflector",), registry=registry)
-
-        self.event_age = gauge(
+        label = ("reflector",)
+        self.event_age = Gauge(
             "llmkube_reflector_last_event_age_seconds",
             "Time since the last event or bookmark; NaN before the first",
+            label,
+            registry=registry,
         )
-        self.synced = gauge("llmkube_reflector_synced", "1 once the cache holds a whole list")
-        self.objects = gauge("llmkube_reflector_objects", "Objects in the cache")
-        self.lists = counter("llmkube_reflector_lists", "Lists and re-lists begun")
-        self.events = counter("llmkube_reflector_events", "Watch events received")
-        self.restarts = counter(
-            "llmkube_reflector_watch_restarts", "Watches opened again, by reason", "reason"
+        self.relists = Counter(
+            "llmkube_reflector_relists", "Lists after the first", label, registry=registry
         )
-        self.bad_objects = counter(
-            "llmkube_reflector_bad_objects", "Objects that could not be decoded and were left out"
+        self.restarts = Counter(
+            "llmkube_reflector_restarts",
+            "Lists or watches begun again, by reason",
+            (*label, "reason"),
+            registry=registry,
         )
-        self.processing = Histogram(
-            "informer_processing_latency_seconds",
-            "How long handling one batch of events took",
-            ("name",),
-            buckets=PROCESSING_BUCKETS,
+        self.bad_objects = Counter(
+            "llmkube_reflector_bad_objects",
+            "Objects that could not be decoded and were left out",
+            label,
             registry=registry,
         )
 
 
 class ReflectorMetrics:
-    """One reflector and its cache."""
+    """Health of one reflector. The reasons of its restarts are a fixed set of words."""
 
     def __init__(self, families: _ReflectorFamilies, name: str) -> None:
+        self._name = name
         self._event_age = families.event_age.labels(name)
-        self._synced = families.synced.labels(name)
-        self._objects = families.objects.labels(name)
-        self._lists = families.lists.labels(name)
-        self._events = families.events.labels(name)
-        self._restarts = {
-            reason: families.restarts.labels(name, reason.value) for reason in RestartReason
-        }
+        self._relists = families.relists.labels(name)
+        self._restarts = families.restarts
         self._bad_objects = families.bad_objects.labels(name)
-        self._processing = families.processing.labels(name)
 
-    def listed(self) -> None:
-        self._lists.inc()
+    def observe_event_age(self, age: Callable[[], timedelta | None]) -> None:
+        """Where the age of the last event or bookmark is read from at each scrape."""
 
-    def received(self, events: int, took: timedelta) -> None:
-        """A batch of watch events was handled."""
-        self._events.inc(events)
-        self._processing.observe(took.total_seconds())
-
-    def restarted(self, reason: RestartReason) -> None:
-        self._restarts[reason].inc()
-
-    def bad_object(self) -> None:
-        self._bad_objects.inc()
-
-    def observe(
-        self,
-        event_age: Callable[[], timedelta | None],
-        synced: Callable[[], bool],
-        objects: Callable[[], int],
-    ) -> None:
-        """Where the gauges are read from, at each scrape."""
-
-        def age() -> float:
-            found = event_age()
+        def seconds() -> float:
+            found = age()
             return float("nan") if found is None else found.total_seconds()
 
-        self._event_age.set_function(age)
-        self._synced.set_function(lambda: float(synced()))
-        self._objects.set_function(objects)
+        self._event_age.set_function(seconds)
+
+    def relisted(self) -> None:
+        """The cache is listed again."""
+        self._relists.inc()
+
+    def restarted(self, reason: str) -> None:
+        """A list or watch is begun again."""
+        self._restarts.labels(self._name, reason).inc()
+
+    def bad_object(self) -> None:
+        """An object was left out."""
+        self._bad_objects.inc()
 
 
 # Requests --------------------------------------------------------------------------------------
