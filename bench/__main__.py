@@ -9,7 +9,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench import hub, report
+from bench import hub, macs, report
 from bench.report import Figure
 from devcluster.controlplane import ControlPlane
 from tests.conftest import install_crds, open_client
@@ -26,8 +26,13 @@ async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) ->
         client = await open_client(stack, cluster.admin_kubeconfig)
         if "hub" in parts:
             for size in sizes:
-                plan = hub.Plan(sites=size, seconds=seconds)
-                figures += await hub.run(cluster, client, plan)
+                hub_plan = hub.Plan(sites=size, seconds=seconds)
+                figures += await hub.run(cluster, client, hub_plan)
+        if "macs" in parts:
+            for size in sizes:
+                rate = 333.0 if size > 5000 else 200.0
+                mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 30.0))
+                figures += await macs.run(cluster, client, mac_plan)
     return figures
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -180,10 +180,8 @@ class _Hub:
         async def remove(name: str) -> None:
             body = {"metadata": {"finalizers": None}}
             await self.client.merge_patch(FEDERATEDCLUSTERS, name, None, body)
-            try:
+            with suppress(NotFound):
                 await self.client.delete(FEDERATEDCLUSTERS, name)
-            except NotFound:
-                pass
 
         await for_each(self.names, remove)
 

@@ -88,6 +88,8 @@ class Watcher:
     values: dict[str, str | None] = field(default_factory=dict)
     changed: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of the last change of each object's value, by name."""
+    events: int = 0
+    """Changes of any field seen so far."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -114,6 +116,7 @@ class Watcher:
     def _see(self, event: _Event, seen: float) -> None:
         if event.type not in ("ADDED", "MODIFIED"):
             return
+        self.events += 1
         name, value = event.object.metadata.name, self.value_of(event.object.status)
         if self.values.get(name) != value:
             self.values[name], self.changed[name] = value, seen

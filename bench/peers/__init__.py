@@ -1,1 +1,1 @@
-"""Peers written for the bench: the same rules in other frameworks, as their documentation has it."""
+"""Peers written for the bench: the same rules in other frameworks."""

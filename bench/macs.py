@@ -1,0 +1,263 @@
+"""MetalNode heartbeats against a peer: start, beats with reports, silence, memory, lateness."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from bench.load import Watcher, at_rate, for_each
+from bench.report import Figure, percentile
+from bench.subject import Running, Subject, ours, peers, running
+from devcluster.controlplane import ControlPlane
+from llmkube.api.names import REPORT_ANNOTATION, FieldManager
+from llmkube.api.times import format_micro_time, format_time
+from llmkube.kube.client import KubeClient
+from llmkube.kube.resources import LEASES, METALNODES, NAMESPACES, SERVICEACCOUNTS
+
+PART = "macs"
+NAMESPACE = "bench-macs"
+LEASE_SECONDS = 600  # the longest that counts: nobody expires while throughput is measured
+PROBE_LEASE_SECONDS = 15  # the shortest that counts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure."""
+
+    macs: int = 2000
+    rate: float = 200.0
+    seconds: float = 30.0
+    probes: int = 50
+
+
+def subjects() -> list[Subject]:
+    """Ours, and the optional peers of $LLMKUBE_BENCH_MACS_PEER."""
+    return [ours("heartbeat"), *peers("LLMKUBE_BENCH_MACS_PEER")]
+
+
+async def run(cluster: ControlPlane, client: KubeClient, plan: Plan) -> list[Figure]:
+    """Measure every subject on the same objects."""
+    fleet = _Fleet(client, plan)
+    figures = [await fleet.prepare()]
+    client_seconds = figures[0].value
+    for subject in subjects():
+        figures += await _measure(fleet, cluster, subject, client_seconds)
+        await fleet.clear_status()
+    await client.delete(NAMESPACES, NAMESPACE)
+    return figures
+
+
+async def _measure(
+    fleet: _Fleet, cluster: ControlPlane, subject: Subject, client_seconds: float
+) -> list[Figure]:
+    mine = subject.name == "llmkube"
+    n, rate = fleet.plan.macs, fleet.plan.rate
+
+    def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
+        return Figure(PART, name, subject.name, value, unit, target if mine else None)
+
+    await fleet.beat_all()
+    async with fleet.watching() as watcher:
+        began = time.perf_counter()
+        async with running(subject, cluster.admin_kubeconfig) as process:
+            await watcher.until(lambda: _all(watcher, fleet.names, "True"), seconds=600)
+            cold = time.perf_counter() - began
+            per_beat, rss, writes = await _beats(fleet, process, watcher)
+            lateness = await fleet.expiry_lateness(watcher)
+    core = per_beat * rate / 1e4
+    return [
+        figure(f"cold start, {n} Macs", cold, "s", 1.2 * client_seconds),
+        figure(f"CPU per beat at {rate:.0f}/s, {n} Macs", per_beat, "µs", 100),
+        figure(f"share of a core at {rate:.0f}/s, {n} Macs", core, "%", 4 if n > 5000 else None),
+        figure(f"resident memory, {n} Macs", rss / 1e6, "MB", 150 if n > 5000 else 115),
+        figure(f"status writes per Mac and minute, {n} Macs", writes, "", 1),
+        figure("expiry → AgentConnected=False, p50", percentile(lateness, 0.5) * 1e3, "ms", 15),
+        figure("expiry → AgentConnected=False, max", max(lateness) * 1e3, "ms", 80),
+    ]
+
+
+async def _beats(fleet: _Fleet, process: Running, watcher: Watcher) -> tuple[float, int, float]:
+    """(µs of CPU per beat, resident bytes, status writes per Mac and minute)."""
+    seconds, rate = fleet.plan.seconds, fleet.plan.rate
+    before, versions = process.usage(), watcher.events
+    beaten = await at_rate(fleet.names, fleet.beat, rate=rate, seconds=seconds)
+    await asyncio.sleep(1)  # what is under way
+    after = process.usage()
+    writes = (watcher.events - versions) / fleet.plan.macs / (seconds / 60)
+    return (after.cpu - before.cpu) / beaten * 1e6, after.rss, writes
+
+
+class _Fleet:
+    """The bench's Macs, their reports and the bench's own client."""
+
+    def __init__(self, client: KubeClient, plan: Plan) -> None:
+        self.client = client
+        self.plan = plan
+        self.names = [f"mac-{number:05d}" for number in range(plan.macs)]
+
+    async def prepare(self) -> Figure:
+        """Make the Macs; measures what this client itself needs to write every status."""
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        await self.client.apply(NAMESPACES, body, field_manager="bench")
+        await for_each(self.names, self._create)
+        seconds = await for_each(self.names, self._write_status)
+        await self.clear_status()
+        n = self.plan.macs
+        return Figure(PART, f"the same {n} writes", "bench client", seconds, "s")
+
+    async def _create(self, name: str, lease_seconds: int = LEASE_SECONDS) -> None:
+        spec = {"leaseName": name, "serviceAccountName": name}
+        node = await self._apply(METALNODES, name, spec=spec)
+        await self._apply(SERVICEACCOUNTS, name)
+        report = _report(node["metadata"]["uid"])
+        await self._apply(
+            LEASES,
+            name,
+            annotations={REPORT_ANNOTATION: report},
+            spec={"holderIdentity": name, "leaseDurationSeconds": lease_seconds},
+        )
+
+    async def _apply(
+        self, resource: Any, name: str, annotations: dict[str, str] | None = None, **parts: Any
+    ) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": NAMESPACE, "annotations": annotations or {}}
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": metadata,
+            **parts,
+        }
+        return await self.client.apply(resource, body, field_manager="bench")
+
+    async def beat(self, name: str) -> datetime:
+        """One heartbeat as an agent sends it; returns its stamp."""
+        stamp = datetime.now(UTC)
+        body = {"spec": {"renewTime": format_micro_time(stamp)}}
+        await self.client.merge_patch(LEASES, name, NAMESPACE, body)
+        return stamp
+
+    async def beat_all(self) -> None:
+        await for_each(self.names, self.beat)
+
+    async def _write_status(self, name: str) -> None:
+        now = format_time(datetime.now(UTC))
+        condition = {
+            "type": "AgentConnected",
+            "status": "True",
+            "reason": "HeartbeatReceived",
+            "message": "The agent renews its Lease.",
+            "lastTransitionTime": now,
+            "observedGeneration": 1,
+        }
+        body = {
+            "apiVersion": METALNODES.api_version,
+            "kind": METALNODES.kind,
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "status": {
+                "conditions": [condition],
+                "lastHeartbeatTime": now,
+                "agentVersion": "v0.1.0",
+                "capacity": {**_CAPACITY, "memory": "128Gi"},
+            },
+        }
+        await self.client.apply(
+            METALNODES, body, field_manager=FieldManager.HEARTBEAT, subresource="status"
+        )
+
+    async def clear_status(self) -> None:
+        """As if no controller had ever run."""
+
+        async def clear(name: str) -> None:
+            body = {"status": None}
+            await self.client.merge_patch(METALNODES, name, NAMESPACE, body, subresource="status")
+
+        await for_each(self.names, clear)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Watcher]:
+        watcher = Watcher(self.client, METALNODES, _connected, NAMESPACE)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(watcher.run())
+            yield watcher
+            task.cancel()
+
+    async def expiry_lateness(self, watcher: Watcher) -> list[float]:
+        """Seconds from the end of a Lease's duration until AgentConnected=False is seen."""
+        probes = [f"probe-{number:03d}" for number in range(self.plan.probes)]
+        await for_each(probes, lambda name: self._create(name, PROBE_LEASE_SECONDS))
+        await for_each(probes, self.beat)
+        await watcher.until(lambda: _all(watcher, probes, "True"), seconds=60)
+        last: dict[str, datetime] = {}
+        for name in probes:
+            last[name] = await self.beat(name)
+            await asyncio.sleep(0.05)
+        await watcher.until(lambda: _all(watcher, probes, "False"), seconds=120)
+        for name in probes:
+            for resource in (METALNODES, LEASES, SERVICEACCOUNTS):
+                await self.client.delete(resource, name, NAMESPACE)
+        due = timedelta(seconds=PROBE_LEASE_SECONDS)
+        return [watcher.changed[name] - (last[name] + due).timestamp() for name in probes]
+
+
+_CAPACITY = {
+    "chip": "Apple M5 Max",
+    "gpuCores": 40,
+    "memoryBytes": 137438953472,
+    "metalVersion": "Metal 4",
+}
+
+
+def _report(uid: str) -> str:
+    """A valid report of about 1.6 KB, as an agent on a Mac with a few interfaces sends it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    candidates = [{"address": f"10.{number}.2.3", "source": "lan"} for number in range(12)]
+    document = {
+        "version": 1,
+        "agentVersion": "v0.1.0",
+        "ingressPort": 9443,
+        "ingressSPKI": base64.b64encode(hashlib.sha256(spki).digest()).decode(),
+        "ingressCertificate": base64.b64encode(_certificate(key, uid)).decode(),
+        "candidates": [{"address": "100.101.2.3", "source": "tailnet"}, *candidates],
+        "capacity": _CAPACITY,
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _certificate(key: ec.EllipticCurvePrivateKey, uid: str) -> bytes:
+    name = x509.Name([])
+    now = datetime.now(UTC)
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"urn:uuid:{uid}")])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=3650))
+        .add_extension(names, critical=True)
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+
+def _connected(status: dict[str, Any]) -> str | None:
+    conditions = status.get("conditions") or ()
+    return next((one["status"] for one in conditions if one["type"] == "AgentConnected"), None)
+
+
+def _all(watcher: Watcher, names: Sequence[str], value: str) -> bool:
+    return all(watcher.values.get(name) == value for name in names)
