@@ -1,0 +1,118 @@
+"""Candidates: which addresses of a Mac are tried, in which order, and what is known of each.
+
+The admin's `spec.hostIP` comes first, then what the Mac reports, by how far each kind of address
+usually carries. Every address is brought to its canonical form, listed once, and judged by the
+address policy before anything dials it. The list never has more than MAX_CANDIDATES entries, and
+whatever is left out is counted, so that a message can say so.
+
+Neighbours: `llmkube.verifier.policy` judges addresses; `checks` says what a list, with pin and
+port, amounts to; `reachable` what the results mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmkube.api.cached import CachedCandidate
+from llmkube.api.metalnode import MAX_CANDIDATES, CandidateResult, CandidateSource
+from llmkube.api.report import ReportedCandidate
+from llmkube.verifier.policy import AddressPolicy, parse_address
+
+_RANK: Mapping[CandidateSource, int] = {source: n for n, source in enumerate(CandidateSource)}
+_RESULTS = frozenset(result.value for result in CandidateResult)
+
+
+class InvalidHostIP(ValueError):
+    """`spec.hostIP` is not one plain IP address; the message continues "spec.hostIP …"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One address to try. `address` is canonical; `refusal` says why the policy forbids dialling
+    it, and is empty where it is allowed."""
+
+    address: str
+    source: CandidateSource
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateList:
+    """The addresses in preference order, and how many were left out.
+
+    `unreadable` were no IP addresses; `surplus` came after the first MAX_CANDIDATES. Duplicates
+    are left out without being counted: nothing is lost with them.
+    """
+
+    entries: tuple[Listed, ...] = ()
+    unreadable: int = 0
+    surplus: int = 0
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The addresses that may be dialled, in preference order."""
+        return tuple(entry.address for entry in self.entries if not entry.refusal)
+
+
+NO_CANDIDATES = CandidateList()
+
+
+def read_host_ip(text: str | None) -> str | None:
+    """The canonical form of `spec.hostIP`, None where it is not set. Raises InvalidHostIP."""
+    if not text:
+        return None
+    try:
+        return str(parse_address(text))
+    except ValueError as error:
+        raise InvalidHostIP(str(error)) from None
+
+
+def list_candidates(
+    host_ip: str | None, reported: Iterable[ReportedCandidate], policy: AddressPolicy
+) -> CandidateList:
+    """The candidate list of a MetalNode. `host_ip` is what `read_host_ip` returned."""
+    first = [ReportedCandidate(host_ip, CandidateSource.OVERRIDE)] if host_ip else []
+    # sorted() is stable: within one source the Mac's own order is kept.
+    ranked = [*first, *sorted(reported, key=lambda candidate: _RANK[candidate.source])]
+    found: dict[str, Listed] = {}
+    unreadable = 0
+    for candidate in ranked:
+        try:
+            address = parse_address(candidate.address)
+        except ValueError:
+            unreadable += 1
+            continue
+        text = str(address)
+        if text not in found:
+            found[text] = Listed(text, candidate.source, policy.refusal(address) or "")
+    entries = tuple(found.values())
+    surplus = max(0, len(entries) - MAX_CANDIDATES)
+    return CandidateList(entries[:MAX_CANDIDATES], unreadable, surplus)
+
+
+def with_results(
+    entries: Iterable[Listed], previous: Sequence[CachedCandidate], *, same_ingress: bool
+) -> tuple[CachedCandidate, ...]:
+    """`status.candidates` for a list, with the results of before where they still hold.
+
+    They hold while pin and port are the same (`same_ingress`). What the policy refuses now is
+    NotAllowed, whatever was found before; what it allows now and refused before is Pending.
+    """
+    known = {c.address: c for c in previous if _holds(c)} if same_ingress else {}
+    return tuple(_with_result(entry, known.get(entry.address)) for entry in entries)
+
+
+def _holds(candidate: CachedCandidate) -> bool:
+    # NotAllowed without a time is the controller's own verdict, which it reaches anew each time.
+    judged = candidate.result != CandidateResult.NOT_ALLOWED or candidate.checked_at is not None
+    return judged and candidate.result in _RESULTS
+
+
+def _with_result(entry: Listed, before: CachedCandidate | None) -> CachedCandidate:
+    source = entry.source.value
+    if entry.refusal:
+        return CachedCandidate(entry.address, CandidateResult.NOT_ALLOWED.value, source)
+    if before is None:
+        return CachedCandidate(entry.address, CandidateResult.PENDING.value, source)
+    return CachedCandidate(entry.address, before.result, source, before.checked_at)
