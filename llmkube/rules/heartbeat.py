@@ -25,7 +25,7 @@ import msgspec
 
 from llmkube.api.cached import CachedCondition, CachedMetalNode
 from llmkube.api.names import ConditionType, ConnectedReason
-from llmkube.api.report import AgentReport
+from llmkube.api.report import AgentReport, ReportedCapacity
 from llmkube.api.times import format_time, parse_time
 from llmkube.clock import Now
 from llmkube.rules.conditions import build_condition, turned
@@ -80,7 +80,11 @@ class Mirror:
     @classmethod
     def of(cls, report: AgentReport) -> Mirror:
         """The mirrored part of a report."""
-        reported = report.capacity
+        return cls.of_parts(report.agent_version, report.capacity)
+
+    @classmethod
+    def of_parts(cls, agent_version: str, reported: ReportedCapacity) -> Mirror:
+        """The mirrored part, of a version and a capacity."""
         memory = reported.memory_bytes
         capacity = {
             "chip": reported.chip,
@@ -89,9 +93,7 @@ class Mirror:
             "memoryBytes": memory,
             "metalVersion": reported.metal_version,
         }
-        return cls(
-            report.agent_version or None, {k: v for k, v in capacity.items() if v is not None}
-        )
+        return cls(agent_version or None, {k: v for k, v in capacity.items() if v is not None})
 
 
 @dataclass(frozen=True, slots=True)
