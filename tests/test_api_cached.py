@@ -1,0 +1,192 @@
+"""What caches keep: the fields that rules read, decoded from whole objects, robustly."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmkube.api import cached
+from llmkube.api.cached import (
+    BadObject,
+    CachedLease,
+    decode_federatedcluster,
+    decode_lease,
+    decode_meta,
+    decode_metalnode,
+    decode_pod,
+)
+
+METADATA = {
+    "name": "studio",
+    "namespace": "llm",
+    "uid": "u-1",
+    "resourceVersion": "42",
+    "generation": 3,
+    "annotations": {"inference.llmkube.dev/report": "{}"},
+    "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}],
+    "ownerReferences": [
+        {
+            "apiVersion": "inference.llmkube.dev/v1alpha1",
+            "kind": "MetalNode",
+            "name": "n",
+            "uid": "o",
+        }
+    ],
+}
+
+
+def encoded(**parts: Any) -> bytes:
+    return json.dumps({"apiVersion": "x/v1", "kind": "X", "metadata": METADATA, **parts}).encode()
+
+
+def test_a_lease() -> None:
+    lease = decode_lease(
+        encoded(spec={"renewTime": "2026-11-30T19:29:00.000000Z", "leaseDurationSeconds": 120})
+    )
+    assert lease.key == "llm/studio"
+    assert (lease.metadata.uid, lease.metadata.resource_version) == ("u-1", "42")
+    assert lease.metadata.annotations == METADATA["annotations"]
+    assert lease.spec.renew_time == "2026-11-30T19:29:00.000000Z"
+    assert lease.spec.lease_duration_seconds == 120
+    assert lease.spec.holder_identity is None
+
+
+def test_a_metalnode_with_the_names_that_are_no_camel_case() -> None:
+    node = decode_metalnode(
+        encoded(
+            spec={
+                "leaseName": "l",
+                "serviceAccountName": "s",
+                "hostIP": "10.0.0.1",
+                "verifier": {
+                    "nodeSelector": {"zone": "a"},
+                    "tolerations": [{"key": "gpu", "operator": "Exists", "tolerationSeconds": 5}],
+                },
+            },
+            status={
+                "hostIP": "10.0.0.2",
+                "ingressSPKI": "pin",
+                "ingressPort": 9443,
+                "candidates": [{"address": "10.0.0.2", "result": "NeverHeardOf"}],
+                "verification": {"podUID": "p", "consecutiveFailures": 2},
+                "capacity": {"gpuCores": 40, "memoryBytes": 2**37},
+                "conditions": [{"type": "Reachable", "status": "True", "reason": "Verified"}],
+            },
+        )
+    )
+    assert node.spec.host_ip == "10.0.0.1"
+    assert node.spec.verifier is not None
+    assert node.spec.verifier.tolerations == (
+        {"key": "gpu", "operator": "Exists", "tolerationSeconds": 5},
+    )
+    assert node.status.host_ip == "10.0.0.2"
+    assert node.status.ingress_spki == "pin"
+    assert node.status.candidates[0].result == "NeverHeardOf"
+    assert node.status.verification is not None
+    assert node.status.verification.pod_uid == "p"
+    assert node.status.capacity is not None
+    assert node.status.capacity.gpu_cores == 40
+    condition = node.status.condition("Reachable")
+    assert condition is not None
+    assert condition.reason == "Verified"
+    assert node.status.condition("AgentConnected") is None
+
+
+def test_a_federatedcluster() -> None:
+    raw = {
+        "metadata": {"name": "floor-3"},
+        "spec": {"heartbeatIntervalSeconds": 5},
+        "status": {
+            "phase": "Stale",
+            "capacity": {"gpusTotal": 8, "gpusAllocatable": 7, "nodes": 2},
+        },
+    }
+    site = decode_federatedcluster(json.dumps(raw).encode())
+    assert site.key == "floor-3"
+    assert site.spec.heartbeat_interval_seconds == 5
+    assert site.status.phase == "Stale"
+    assert site.status.capacity is not None
+    assert site.status.capacity.gpus_total == 8
+
+
+def test_a_pod_that_ended() -> None:
+    terminated = {"exitCode": 0, "message": "{}", "finishedAt": "2026-11-30T19:29:00Z"}
+    pod = decode_pod(
+        encoded(
+            spec={"nodeName": "n"},
+            status={
+                "phase": "Succeeded",
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                ],
+                "containerStatuses": [{"name": "verifier", "state": {"terminated": terminated}}],
+            },
+        )
+    )
+    assert pod.metadata.owner_references[0].uid == "o"
+    assert pod.status.conditions[0].reason == "Unschedulable"
+    state = pod.status.container_statuses[0].state
+    assert state.terminated is not None
+    assert state.terminated.message == "{}"
+
+
+DECODERS: list[Callable[[bytes], Any]] = [
+    decode_lease,
+    decode_metalnode,
+    decode_federatedcluster,
+    decode_pod,
+    decode_meta,
+]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_metadata_alone_is_enough(decode: Callable[[bytes], Any]) -> None:
+    assert decode(b'{"metadata":{"name":"a"}}').key == "a"
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b"{}", id="no metadata"),
+        pytest.param(b'{"metadata":{}}', id="no name"),
+        pytest.param(b'{"metadata":{"name":1}}', id="a number for a name"),
+        pytest.param(b'{"metadata":{"name":"\xff"}}', id="not UTF-8"),
+        pytest.param(b'{"metadata":{"name":"a"},"x":' + b"[" * 100_000, id="a nesting bomb"),
+    ],
+)
+def test_a_malformed_object_is_a_bad_object(decode: Callable[[bytes], Any], data: bytes) -> None:
+    with pytest.raises(BadObject):
+        decode(data)
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    for decode in DECODERS:
+        with pytest.raises(BadObject):
+            decode(data)
+
+
+def test_cached_objects_cost_the_garbage_collector_nothing() -> None:
+    lease = decode_lease(encoded(spec={}))
+    assert not gc.is_tracked(lease)
+    assert not gc.is_tracked(lease.metadata)
+    for kind in vars(cached).values():
+        if isinstance(kind, type) and issubclass(kind, cached.Part):
+            assert kind.__struct_config__.frozen
+            assert not kind.__struct_config__.gc
+
+
+def test_cached_objects_cannot_be_changed() -> None:
+    lease: Any = decode_lease(encoded(spec={}))
+    assert isinstance(lease, CachedLease)
+    with pytest.raises(AttributeError):
+        lease.spec = None
