@@ -12,13 +12,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import yaml
 
+from llmkube.api.times import format_time
 from llmkube.cli.errors import CliError, ExitCode
+from llmkube.cli.output import human_duration
 from llmkube.cli.ownership import Change, find
 from llmkube.cli.values import parse_duration, parse_server
 from llmkube.kube.resources import CONFIGMAPS
@@ -118,7 +121,7 @@ def read_authority(path: Path | None) -> str | None:
     return text
 
 
-def choose_destination(given: str | None, name: str, user: str, *, overwrite: bool) -> Path | None:
+def choose_path(given: str | None, name: str, user: str, *, overwrite: bool) -> Path | None:
     """Where the kubeconfig goes, checked before anything is created; None means stdout.
 
     Raises CliError where writing would fail or destroy a file that is not this credential.
@@ -149,22 +152,39 @@ def _holds_only(path: Path, user: str) -> bool:
         return False
 
 
-def deliver(credentials: Credentials, path: Path | None) -> None:
+def write(credentials: Credentials, path: Path | None) -> None:
     """Write the kubeconfig to the file, or to stdout where that was asked for."""
     from llmkube.kube.kubeconfig import render_kubeconfig, write_kubeconfig
 
-    parts = {
-        "server": credentials.server,
-        "ca_pem": credentials.ca_pem,
-        "namespace": credentials.namespace,
-        "user": credentials.user,
-        "token": credentials.token.token,
-    }
-    if path is None:
-        sys.stdout.write(render_kubeconfig(**parts))
+    put = render_kubeconfig if path is None else partial(write_kubeconfig, path)
+    text = put(
+        server=credentials.server,
+        ca_pem=credentials.ca_pem,
+        namespace=credentials.namespace,
+        user=credentials.user,
+        token=credentials.token.token,
+    )
+    if text is not None:
+        sys.stdout.write(text)
         sys.stdout.flush()
-    else:
-        write_kubeconfig(path, **parts)
+
+
+def summary(credentials: Credentials, path: Path | None, advice: str, now: datetime) -> str:
+    """What the user is told; never the token."""
+    lines = [str(change) for change in credentials.changes]
+    where = "stdout" if path is None else f"{path} (mode 0600)"
+    lines.append(f"Wrote a credential for {credentials.server} to {where}.")
+    lines.append(
+        f"Its token expires at {format_time(credentials.expires_at)}; it renews itself at half "
+        "its life while the program runs."
+    )
+    if credentials.expires_at - now < credentials.asked_ttl * 0.95:
+        lines.append(
+            f"The API server shortened it: {human_duration(credentials.asked_ttl)} were asked for."
+        )
+    if is_loopback(credentials.server):
+        lines.append("Warning: no other machine reaches this address; run again with --server URL.")
+    return "\n".join([*lines, advice])
 
 
 def is_loopback(server: str) -> bool:

@@ -32,6 +32,7 @@ from llmkube.cli.ownership import (
     Change,
     Object,
     Owner,
+    change_of,
     ensure,
     ensure_created,
     find,
@@ -135,7 +136,7 @@ async def _apply_node(client: KubeClient, options: MetalTokenOptions) -> tuple[O
             if before is None or attempt == _ATTEMPTS - 1:
                 raise
             continue
-        return after, _node_change(before, after)
+        return after, change_of(METALNODES, before, after)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -190,14 +191,6 @@ def _settable(spec: Mapping[str, Any]) -> Object:
     verifier = spec.get("verifier") or {}
     parts = {name: verifier[name] for name in ("nodeSelector", "tolerations") if name in verifier}
     return {name: spec[name] for name in ("hostIP",) if name in spec} | {"verifier": parts}
-
-
-def _node_change(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Change:
-    name = after["metadata"]["name"]
-    if before is None:
-        return Change(METALNODES, name, "created")
-    versions = {o["metadata"]["resourceVersion"] for o in (before, after)}
-    return Change(METALNODES, name, "unchanged" if len(versions) == 1 else "configured")
 
 
 async def _refuse_taken_names(client: KubeClient, options: MetalTokenOptions) -> None:

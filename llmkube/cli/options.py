@@ -9,20 +9,34 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from llmkube.cli.values import Format, parse_duration, parse_output_format
+from llmkube.cli.values import (
+    Format,
+    parse_metal_name,
+    parse_output_format,
+    parse_server,
+    parse_site_name,
+    parse_ttl,
+)
 
 if TYPE_CHECKING:
+    from llmkube.cli.credentials import Credentials
     from llmkube.kube.client import KubeClient
 
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
+MetalName = Annotated[
+    str, typer.Argument(metavar="NAME", parser=parse_metal_name, help="Name of the MetalNode.")
+]
+SiteName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", parser=parse_site_name, help="Name of the FederatedCluster."),
+]
 Kubeconfig = Annotated[
     Path | None,
     typer.Option(
@@ -59,7 +73,7 @@ TokenTtl = Annotated[
     typer.Option(
         "--ttl",
         metavar="DURATION",
-        parser=parse_duration,
+        parser=parse_ttl,
         help="Life of the token, e.g. 30d or 12h; at first 30d, then what was asked before. "
         "The API server may give less, and what it gave is reported.",
         show_default=False,
@@ -70,6 +84,7 @@ Server = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
+        parser=parse_server,
         help="API server's URL as it is reached from there; at first the one you use, then what "
         "was given before.",
     ),
@@ -126,6 +141,34 @@ async def connect(target: Target) -> AsyncIterator[Session]:
     access = await load_access(target.kubeconfig, target.context)
     async with KubeClient(access, clock=SystemClock()) as client:
         yield Session(client, target.namespace or access.namespace, access.server)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a credential goes, and how the user is told. `path` None: stdout."""
+
+    path: Path | None
+
+    def deliver(self, credentials: Credentials, advice: str) -> None:
+        """Write the kubeconfig; say so on stdout, or on stderr if the kubeconfig went there."""
+        from llmkube.cli.credentials import summary, write
+
+        write(credentials, self.path)
+        typer.echo(summary(credentials, self.path, advice, now()), err=self.path is None)
+
+
+def destination(given: str | None, name: str, user: str, overwrite: bool) -> Destination:
+    """The place for a credential, checked before anything is made. Raises CliError."""
+    from llmkube.cli.credentials import choose_path
+
+    return Destination(choose_path(given, name, user, overwrite=overwrite))
+
+
+def now() -> datetime:
+    """The wall clock, for ages on the screen."""
+    from llmkube.clock import SystemClock
+
+    return SystemClock().now().wall
 
 
 def execute(work: Coroutine[Any, Any, T]) -> T:

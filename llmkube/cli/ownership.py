@@ -148,7 +148,7 @@ async def ensure(client: KubeClient, owner: Owner, resource: Resource, body: Obj
         await remove(client, resource, found)  # roleRef cannot be changed
         found = None
     applied = await client.apply(resource, body, field_manager=FieldManager.CLI)
-    return Change(resource, name, _verb(found, applied))
+    return change_of(resource, found, applied)
 
 
 async def ensure_created(
@@ -235,11 +235,15 @@ def _role_reference_differs(found: Mapping[str, Any], body: Mapping[str, Any]) -
     return "roleRef" in body and found.get("roleRef") != body["roleRef"]
 
 
-def _verb(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> str:
+def change_of(
+    resource: Resource, before: Mapping[str, Any] | None, after: Mapping[str, Any]
+) -> Change:
+    """What an apply did, judged by the resourceVersions before and after it."""
+    name = after["metadata"]["name"]
     if before is None:
-        return "created"
-    versions = [o["metadata"]["resourceVersion"] for o in (before, after)]
-    return "unchanged" if versions[0] == versions[1] else "configured"
+        return Change(resource, name, "created")
+    same = before["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"]
+    return Change(resource, name, "unchanged" if same else "configured")
 
 
 def removals(actual: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:

@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 
 import typer
 
+from llmkube.api.names import EDGE_ACCOUNT_PREFIX, METAL_ACCOUNT_PREFIX
+from llmkube.verifier.policy import parse_address
+
 
 class Format(StrEnum):
     """Output formats; TABLE is what one gets without -o."""
@@ -62,6 +65,34 @@ def parse_ttl(text: str | timedelta) -> timedelta:
     if not MIN_TTL <= ttl <= timedelta(seconds=2**32):
         raise typer.BadParameter("a token lives at least 10m and at most 49710d; 30d is usual")
     return ttl
+
+
+def parse_ip(text: str) -> str:
+    """One IP address, in its canonical form; "" is none."""
+    try:
+        return str(parse_address(text)) if text else ""
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} {error}; write one plain address, for example 192.168.1.20"
+        ) from None
+
+
+def parse_interval(text: str | timedelta) -> timedelta:
+    """How often an edge pushes: whole seconds, at least 5 s."""
+    interval = parse_duration(text)
+    if not timedelta(seconds=5) <= interval <= timedelta(seconds=2**31 - 1):
+        raise typer.BadParameter("an edge pushes at most every 5s; 30s is usual")
+    return interval
+
+
+def parse_metal_name(name: str) -> str:
+    """A MetalNode's name."""
+    return parse_object_name(name, METAL_ACCOUNT_PREFIX)
+
+
+def parse_site_name(name: str) -> str:
+    """A FederatedCluster's name."""
+    return parse_object_name(name, EDGE_ACCOUNT_PREFIX)
 
 
 def parse_object_name(name: str, prefix: str) -> str:
