@@ -204,6 +204,10 @@ class ReconcileMetrics:
         if result == "error":
             self._errors.inc()
 
+    def abandoned(self) -> None:
+        """A reconcile that was `started` was cancelled: it has no result."""
+        self._active.dec()
+
     def terminal_error(self) -> None:
         """The error, also counted as such, is one that no retry can mend."""
         self._terminal.inc()
