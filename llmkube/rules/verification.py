@@ -101,12 +101,12 @@ _NO_MEMORY = Memory("")
 # What is decided --------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A check that may start now. Macs that never had one come first (`waiting_since` None), then
-    those whose last start is longest ago (a monotonic instant)."""
+    """A check that may start now. `last_start`, monotonic, says when this Mac had its last one,
+    None if never: it decides whose turn it is."""
 
     inputs: CheckInputs
     input_hash: str
-    waiting_since: timedelta | None
+    last_start: timedelta | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +116,31 @@ class VerificationDecision(Decision):
     memory: Memory = _NO_MEMORY
     book: Bookkeeping = _NO_BOOK
     plan: Plan | None = None
+    """The check that may start now, if there is a slot for it."""
+    starting: Plan | None = None
+    """The check of whose start `status` is the first write."""
     result: CheckResult | None = None
     """How a check ended just now, as the metric counts it."""
 
 
-def start(decision: VerificationDecision, now: Now) -> VerificationDecision:
+def start(
+    decision: VerificationDecision, settings: CheckSettings, now: Now
+) -> VerificationDecision:
     """The decision with the first write of a start in it. It must have a plan."""
     assert decision.plan is not None
     assert decision.status is not None
     book = decision.book.started(now)
-    memory = replace(
-        decision.memory,
-        started=Started(book.last_start, decision.plan.input_hash),
-        anchors=decision.memory.anchors.seen(book, now),
-        refusal=None,
-        trouble=None,
+    anchors = decision.memory.anchors.seen(book, now)
+    started = Started(book.last_start, decision.plan.input_hash)
+    deadline = anchors.start.mono + settings.timeout if anchors.start is not None else None
+    return replace(
+        decision,
+        status={**decision.status, "verification": book.to_json()},
+        wake_at=_earliest((decision.wake_at, deadline), after=now.mono),
+        memory=replace(decision.memory, anchors=anchors, started=started, trouble=None),
+        book=book,
+        starting=decision.plan,
     )
-    status = {**decision.status, "verification": book.to_json()}
-    return replace(decision, status=status, book=book, memory=memory)
 
 
 def decide(
@@ -214,7 +221,7 @@ class _Case:
             status=self._render(view, progress, verdict),
             events=events,
             wake_at=_earliest(instants, after=self.now.mono),
-            confirm_live=was_true and verdict.status != "True",
+            confirm_live=self._needs_proof(verdict, progress),
             memory=Memory(
                 self.uid, intake.taken, anchors, turn.started, progress.trouble, told=told
             ),
@@ -321,6 +328,12 @@ class _Case:
         if verdict.status != "True" or anchors.check is None:
             return None
         return anchors.check.mono + self.settings.true_lasts
+
+    def _needs_proof(self, verdict: Verdict, progress: Progress) -> bool:
+        """Whether this takes something away that a cache may only have been late to show."""
+        was_true = self.prior is not None and self.prior.status == "True"
+        gave_up = self.book.running and isinstance(progress.ended, NoAnswer)
+        return gave_up or (was_true and verdict.status != "True")
 
     # The result ---------------------------------------------------------------------------------
     def _render(self, view: _View, check: Progress, verdict: Verdict) -> Mapping[str, Any]:

@@ -1,0 +1,105 @@
+"""Slots: how many checks run at once in the cluster, and whose turn is next.
+
+A slot is taken by every check whose pod the caches know to be out there (whoever started it) and by
+every start of our own that they do not show yet. Pods that no MetalNode names count for nothing: a
+stranger with our label cannot use up our slots.
+
+Waiting is fair by the status alone, so a new leader goes on where the old one stopped: Macs that
+never had a check first, then the one whose last start is longest ago. Whoever was just served, for
+whatever reason, goes to the end of the line; a Mac that flaps starves nobody.
+
+A key that is told to look and does not want its slot any more withdraws, and the next one is told.
+Neighbour: `verification`, whose reconciles ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from heapq import nsmallest
+from typing import Protocol
+
+
+class RunningChecks(Protocol):
+    """What the caches know of checks."""
+
+    def running(self) -> set[str]:
+        """Keys of MetalNodes with a pod out there that their podUID names."""
+
+    def shows(self, key: str, pod_uid: str) -> bool:
+        """Whether the cache is as new as the write that named this pod."""
+
+
+Turn = tuple[bool, timedelta, int]
+
+
+class CheckSlots:
+    """The slots of the cluster. All methods belong to the event loop's thread.
+
+    `tell` asks for a reconcile of a key whose turn it is.
+    """
+
+    def __init__(self, limit: int, checks: RunningChecks, tell: Callable[[str], None]) -> None:
+        self._limit = limit
+        self._checks = checks
+        self._tell = tell
+        self._starting: set[str] = set()
+        self._started: dict[str, str] = {}
+        self._waiting: dict[str, Turn] = {}
+        self._arrivals = 0
+
+    @property
+    def waiting(self) -> int:
+        """Macs whose check is due and has no slot."""
+        return len(self._waiting)
+
+    def in_use(self) -> int:
+        """Checks that run or are being started."""
+        # What the cache shows is counted from the cache: it also knows when the check is over.
+        for key in [k for k, uid in self._started.items() if self._checks.shows(k, uid)]:
+            del self._started[key]
+        return len(self._checks.running() | self._starting | self._started.keys())
+
+    def request(self, key: str, last_start: timedelta | None) -> bool:
+        """Ask for a slot: True if the key has one now, else it waits and is told.
+
+        `last_start` is the monotonic instant of its last start, None if it never had one. To ask
+        again, with a slot or without, does no harm.
+        """
+        if key in self._starting:
+            return True
+        arrival = self._waiting[key][2] if key in self._waiting else self._arrive()
+        self._waiting[key] = (last_start is not None, last_start or timedelta(0), arrival)
+        if key not in self._next():
+            return False
+        del self._waiting[key]
+        self._starting.add(key)
+        return True
+
+    def started(self, key: str, pod_uid: str) -> None:
+        """The start is complete; its slot is held until the cache shows it, and then by it."""
+        self._starting.discard(key)
+        self._started[key] = pod_uid
+
+    def withdraw(self, key: str) -> None:
+        """The key wants no slot: its start failed, or its check is not due any more."""
+        had = key in self._starting or key in self._waiting
+        self._starting.discard(key)
+        self._waiting.pop(key, None)
+        if had:
+            self.look()
+
+    def look(self) -> None:
+        """A slot may be free: tell those whose turn it is."""
+        for key in self._next():
+            self._tell(key)
+
+    def _next(self) -> list[str]:
+        if not self._waiting:
+            return []
+        free = self._limit - self.in_use()
+        return nsmallest(free, self._waiting, key=self._waiting.__getitem__) if free > 0 else []
+
+    def _arrive(self) -> int:
+        self._arrivals += 1
+        return self._arrivals

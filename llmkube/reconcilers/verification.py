@@ -1,0 +1,320 @@
+"""The verification reconciler: it keeps Reachable true by dialling Macs back from pods.
+
+What is true and what is due is decided in `rules.verification`; this module sees to it. A start is
+three writes, so that a crash between any two loses nothing:
+
+1. the status gets lastStartTime, and no podUID: whatever happens next, no second start within the
+   spacing, and a start that never gets further is simply due again;
+2. the pod, under a name that nobody can foresee: until the status names its UID nobody believes it;
+3. the status gets podUID, as long as lastStartTime is still ours.
+
+A pod of ours that the status does not name is an orphan, of a start that was cut short or of a
+stranger; it is deleted unread after a live look at the MetalNode. A pod's result is in the status
+before the pod is deleted. Read `verification_caches` for what it looks up, `check_slots` for whose
+turn it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import structlog
+
+from llmkube.api.cached import (
+    CachedLease,
+    CachedMetalNode,
+    CachedPod,
+    decode_lease,
+    decode_metalnode,
+    decode_pod,
+)
+from llmkube.api.names import METALNODE_UID_LABEL, ConditionType, FieldManager
+from llmkube.clock import Clock, Now
+from llmkube.informers.guard import CacheGuard
+from llmkube.informers.queue import WorkQueue
+from llmkube.informers.store import Change
+from llmkube.informers.worker import Outcome
+from llmkube.kube.client import KubeClient
+from llmkube.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, TooLarge
+from llmkube.kube.events import EventRecorder
+from llmkube.kube.resources import LEASES, METALNODES, PODS
+from llmkube.reconcilers.check_slots import CheckSlots
+from llmkube.reconcilers.shell import ATTEMPTS, Applied, Live, Shell
+from llmkube.reconcilers.status import Ownership, StatusWriter, Target
+from llmkube.reconcilers.verification_caches import (
+    VerificationCaches,
+    lease_key,
+    lease_matters,
+    node_matters,
+    report_text,
+)
+from llmkube.reconcilers.verification_metrics import VerificationMetrics
+from llmkube.rules import verification
+from llmkube.rules.check_progress import Refusal
+from llmkube.rules.checks import Bookkeeping, CheckSettings
+from llmkube.rules.verification import Memory, Plan, Seen, VerificationDecision
+from llmkube.rules.verifier_answer import NoAnswer, one_line
+from llmkube.rules.verifier_pod import PodSettings, pod_name, render_pod
+from llmkube.verifier.policy import AddressPolicy
+
+OWNERSHIP = Ownership(
+    METALNODES,
+    FieldManager.VERIFICATION,
+    fields=(
+        "observedGeneration",
+        "hostIP",
+        "ingressPort",
+        "ingressSPKI",
+        "candidates",
+        "verification",
+    ),
+    conditions=(ConditionType.REACHABLE,),
+)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationSettings:
+    """What the admin can set about checks."""
+
+    checks: CheckSettings
+    pods: PodSettings
+    policy: AddressPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One MetalNode as observed, with every pod that claims to be about it."""
+
+    target: Target
+    seen: Seen
+    pods: tuple[CachedPod, ...]
+
+
+class VerificationReconciler(Shell[Sight, VerificationDecision]):
+    """Runs the checks. The composition root adds `on_metalnode`, `on_lease` and `on_pod` to the
+    informers (after the guard) and gives `reconcile` to the workers of `queue`."""
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        clock: Clock,
+        recorder: EventRecorder,
+        guard: CacheGuard[CachedMetalNode],
+        caches: VerificationCaches,
+        queue: WorkQueue,
+        settings: VerificationSettings,
+        metrics: VerificationMetrics,
+    ) -> None:
+        super().__init__(
+            clock=clock, writer=StatusWriter(client, OWNERSHIP), recorder=recorder, guard=guard
+        )
+        self._client = client
+        self._caches = caches
+        self._queue = queue
+        self._settings = settings
+        self._metrics = metrics
+        self._memory: dict[str, Memory] = {}
+        self.slots = CheckSlots(settings.checks.max_concurrent, caches, queue.add)
+        metrics.observe_slots(self.slots.in_use, lambda: self.slots.waiting)
+
+    # Handlers -----------------------------------------------------------------------------------
+    def on_metalnode(self, change: Change[CachedMetalNode]) -> None:
+        if node_matters(change):
+            self._queue.add(change.key, initial=change.first_sight)
+            self.slots.look()
+
+    def on_lease(self, change: Change[CachedLease]) -> None:
+        if lease_matters(change):
+            for node in self._caches.nodes_of_lease(change.key):
+                self._queue.add(node.key, initial=change.first_sight)
+
+    def on_pod(self, change: Change[CachedPod]) -> None:
+        pod = change.new or change.old
+        for key in self._caches.keys_of_pod(pod) if pod is not None else ():
+            self._queue.add(key, initial=change.first_sight)
+        if change.new is None:
+            self.slots.look()
+
+    # One run ------------------------------------------------------------------------------------
+    async def reconcile(self, key: str) -> Outcome:
+        """One run. Raises ApiError, TerminalError."""
+        try:
+            outcome = await super().reconcile(key)
+        except BaseException:
+            self.slots.withdraw(key)  # a start that failed must not hold up others
+            raise
+        if key not in self._caches.nodes:
+            await self._sweep_after(key)
+        return outcome
+
+    def forget(self, key: str) -> None:
+        self._memory.pop(key, None)
+        self.slots.withdraw(key)
+
+    async def observe(self, key: str, now: Now, live: Live) -> Sight | None:
+        node = self._caches.nodes.get(key)
+        if node is not None and live:
+            node = await self._live_node(key)
+        if node is None or node.metadata.deletion_timestamp is not None:
+            return None
+        lease = self._caches.leases.get(lease_key(node))
+        if Live.EVIDENCE in live:
+            lease = await self._live_lease(node)
+        pods = self._caches.pods_of(node)
+        pod, gone = None, False
+        book = Bookkeeping.of(node.status.verification)
+        if book.running:
+            pod = next((p for p in pods if p.metadata.uid == book.pod_uid), None)
+            if pod is None or Live.EVIDENCE in live:
+                pod = await self._live_pod(node, book.pod_uid)
+                gone = pod is None
+        seen = Seen(node, report_text(lease), pod, gone, self._memory.get(key))
+        return Sight(Target.of(node, node.status), seen, pods)
+
+    def decide(self, seen: Sight, now: Now) -> VerificationDecision:
+        settings = self._settings
+        decision = verification.decide(seen.seen, settings.checks, settings.policy, now)
+        key = seen.target.key
+        if decision.plan is None:
+            self.slots.withdraw(key)
+        elif self.slots.request(key, decision.plan.last_start):
+            return verification.start(decision, settings.checks, now)
+        return decision
+
+    async def act(self, applied: Applied[Sight, VerificationDecision]) -> None:
+        decision = applied.decision
+        key = applied.target.key
+        self._memory[key] = decision.memory
+        if decision.result is not None:
+            self._metrics.ended(decision.result)
+        if decision.starting is not None:
+            await self._launch(applied, decision.starting)
+        await self._sweep(applied)
+
+    # Starting a check ---------------------------------------------------------------------------
+    async def _launch(self, applied: Applied[Sight, VerificationDecision], plan: Plan) -> None:
+        """The second and the third write of a start."""
+        node, key = applied.seen.seen.node, applied.target.key
+        pod = render_pod(
+            node,
+            plan.inputs,
+            name=pod_name(node.metadata.name, secrets.token_hex(5)),
+            policy=self._settings.policy,
+            checks=self._settings.checks,
+            settings=self._settings.pods,
+        )
+        try:
+            created = await self._client.create(PODS, pod)
+        except (Forbidden, Invalid, NotFound, TooLarge) as error:
+            self._refused(applied, error)
+            return
+        uid = str(created["metadata"]["uid"])
+        if await self._name_pod(applied, uid):
+            self.slots.started(key, uid)
+            log.info("check started", metalnode=key, pod=created["metadata"]["name"], uid=uid)
+        else:
+            self.slots.withdraw(key)
+            await self._delete(node.metadata.namespace, created["metadata"]["name"], uid)
+
+    def _refused(self, applied: Applied[Sight, VerificationDecision], error: ApiError) -> None:
+        """The API server takes no such pod: the next run, at once, writes down why."""
+        key, decision = applied.target.key, applied.decision
+        answer = NoAnswer(
+            one_line(f"the API server refused the verifier pod: {error.message}"),
+            "Check the namespace's quota, its pod security level and admission policies, and the"
+            " rights of the controller.",
+        )
+        refusal = Refusal(decision.book.last_start, answer)
+        self._memory[key] = replace(decision.memory, refusal=refusal)
+        self.slots.withdraw(key)
+        self._queue.add(key)
+
+    async def _name_pod(self, applied: Applied[Sight, VerificationDecision], pod_uid: str) -> bool:
+        """Write podUID; False if the start is not ours any more."""
+        book = applied.decision.book
+        status = self._with_book(applied.decision, book.named(pod_uid))
+        target = applied.target
+        for _ in range(ATTEMPTS):
+            try:
+                await self.write(target, status)
+                return True
+            except NotFound:
+                return False
+            except Conflict:
+                node = await self._live_node(target.key)
+                if node is None or node.metadata.uid != target.uid:
+                    return False
+                if Bookkeeping.of(node.status.verification).last_start != book.last_start:
+                    return False
+                target = Target.of(node, node.status)
+        raise Conflict(f"{target.key} changes faster than podUID can be written", status=409)
+
+    @staticmethod
+    def _with_book(decision: VerificationDecision, book: Bookkeeping) -> Mapping[str, Any]:
+        return {**(decision.status or {}), "verification": book.to_json()}
+
+    # Pods that are done with --------------------------------------------------------------------
+    async def _sweep(self, applied: Applied[Sight, VerificationDecision]) -> None:
+        """Delete every pod of this MetalNode but the one that is running."""
+        decision, before = applied.decision, applied.seen.seen.node
+        known = Bookkeeping.of(before.status.verification).pod_uid
+        for pod in applied.seen.pods:
+            uid = pod.metadata.uid
+            if pod.metadata.deletion_timestamp is not None:
+                continue
+            if uid == decision.book.pod_uid and decision.book.running:
+                continue
+            if uid == known or await self._is_orphan(applied.target.key, pod):
+                await self._delete(pod.metadata.namespace, pod.metadata.name, uid)
+
+    async def _sweep_after(self, key: str) -> None:
+        """Delete what a MetalNode that is gone has left, if garbage collection has not yet."""
+        for pod in self._caches.pods_left_by(key):
+            if pod.metadata.deletion_timestamp is None and await self._is_orphan(key, pod):
+                await self._delete(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+
+    async def _is_orphan(self, key: str, pod: CachedPod) -> bool:
+        node = await self._live_node(key)
+        if node is None:
+            return True
+        return Bookkeeping.of(node.status.verification).pod_uid != pod.metadata.uid
+
+    async def _delete(self, namespace: str, name: str, uid: str) -> None:
+        with suppress(NotFound, Conflict):  # gone already, or a namesake: neither is ours to delete
+            await self._client.delete(PODS, name, namespace, uid=uid)
+
+    # Live reads ---------------------------------------------------------------------------------
+    async def _live_node(self, key: str) -> CachedMetalNode | None:
+        namespace, _, name = key.partition("/")
+        try:
+            found = await self._client.get(METALNODES, name, namespace)
+        except NotFound:
+            return None
+        return decode_metalnode(msgspec.json.encode(found))
+
+    async def _live_lease(self, node: CachedMetalNode) -> CachedLease | None:
+        try:
+            found = await self._client.get(LEASES, node.spec.lease_name, node.metadata.namespace)
+        except NotFound:
+            return None
+        return decode_lease(msgspec.json.encode(found))
+
+    async def _live_pod(self, node: CachedMetalNode, uid: str | None) -> CachedPod | None:
+        # Only its UID is known, and that is no field selector.
+        found = await self._client.list(
+            PODS,
+            node.metadata.namespace,
+            label_selector=f"{METALNODE_UID_LABEL}={node.metadata.uid}",
+        )
+        for item in found:
+            if item["metadata"]["uid"] == uid:
+                return decode_pod(msgspec.json.encode(item))
+        return None
