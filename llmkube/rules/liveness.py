@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from llmkube.clock import ZERO, Now
+from llmkube.rules.calm import FOREVER
 
 INSTANT = timedelta(microseconds=1)
 """The grain of our clocks: bounds are inclusive, and this is the first moment after."""
@@ -151,9 +152,10 @@ def skewed(record: Record | None, trust: Trust) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`alive`, and the monotonic instant at which that ends unless something is seen (or None).
+    """`alive`, and the monotonic instant at which that ends unless something is seen.
 
-    `held` says that the time is over, and only our own blindness holds the expiry back.
+    None: it does not end, or only some time after our sight has returned. `held` says that the
+    time is over, and only our own blindness holds the expiry back.
     """
 
     alive: bool
@@ -186,11 +188,20 @@ def judge(
     # A stamp that was already too old when it was seen moving back is news, not silence.
     stepped_back = record.backwards and deadline < record.seen
     if now.mono <= deadline:
-        end = deadline + INSTANT
-        return Judgement(alive=True, wake_at=_after(calm_until) if _holds(calm_until, end) else end)
-    return (
-        _held(calm_until) if known and not stepped_back and _holds(calm_until, now.mono) else DEAD
-    )
+        return Judgement(alive=True, wake_at=_end(deadline, calm_until))
+    if not known or stepped_back or not _holds(calm_until, now.mono):
+        return DEAD
+    return _held(calm_until)
+
+
+def _end(deadline: timedelta, calm_until: timedelta | None) -> timedelta:
+    """When life ends without news: after the deadline, or after the calm if that ends later.
+
+    While we are blind it is the deadline: should our sight return before, it is the right one.
+    """
+    if calm_until is None or calm_until == FOREVER:
+        return deadline + INSTANT
+    return max(deadline, calm_until) + INSTANT
 
 
 def _holds(calm_until: timedelta | None, instant: timedelta) -> bool:
@@ -203,6 +214,6 @@ def _held(calm_until: timedelta | None) -> Judgement:
 
 def _after(calm_until: timedelta | None) -> timedelta | None:
     """The first instant after the calm; None while nobody can say when it ends."""
-    if calm_until is None or calm_until == timedelta.max:
+    if calm_until is None or calm_until == FOREVER:
         return None
     return calm_until + INSTANT

@@ -1,0 +1,53 @@
+"""Two small memories that reconcilers of liveness share: what was announced, what waits for sight.
+
+Both are this process's own; a new leader announces a clock that still disagrees once more, which
+the event series absorbs. Neighbours: `federatedcluster` and `heartbeat`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from llmkube.informers.queue import WorkQueue
+from llmkube.informers.view import View
+
+
+class Announced:
+    """The UIDs of senders whose clock skew has been announced, until it ends."""
+
+    __slots__ = ("_uids",)
+
+    def __init__(self) -> None:
+        self._uids: set[str] = set()
+
+    def has(self, uid: str) -> bool:
+        return uid in self._uids
+
+    def note(self, uid: str, skewed: bool) -> None:
+        """The sender's clock was found skewed, and that was announced; or it is right again."""
+        if skewed:
+            self._uids.add(uid)
+        else:
+            self._uids.discard(uid)
+
+
+class Deferred:
+    """Keys that were decided while we were blind and have no timer: they run when sight returns."""
+
+    def __init__(self, queue: WorkQueue, view: View) -> None:
+        self._queue = queue
+        self._view = view
+        self._keys: set[str] = set()
+        view.add_listener(self._sight_changed)
+
+    def note(self, key: str, wake_at: timedelta | None) -> None:
+        """A decision about `key` was carried out; it is to be woken then, or never."""
+        if wake_at is None and not self._view.up:
+            self._keys.add(key)
+
+    def _sight_changed(self) -> None:
+        if not self._view.up:
+            return
+        for key in self._keys:
+            self._queue.add(key)
+        self._keys.clear()
