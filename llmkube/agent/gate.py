@@ -60,6 +60,10 @@ class TokenGate:
             return False
         return hmac.compare_digest(presented[0].encode("utf-8", "surrogateescape"), token)
 
+    def usable(self) -> bool:
+        """Is there a token to present?"""
+        return self._current() is not None
+
     def _current(self) -> bytes | None:
         signature = _signature(self.path)
         if signature != self._signature:

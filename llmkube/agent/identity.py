@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from llmkube.agent.statedir import StateDir, StateError
+from llmkube.agent.statedir import StateDir, StateError, read_private
 
 IDENTITY_FILE: Final = "identity.pem"
 CERTIFICATE_FILE: Final = "ingress-certificate.pem"
@@ -82,33 +82,33 @@ def public_der(key: CertificatePublicKeyTypes) -> bytes:
 
 def open_identity(state: StateDir) -> Identity:
     """The identity in `state`; made now if the folder has never held one. Raises StateError."""
-    identity = load_identity(state)
+    identity = load_identity(state.path)
     if identity is not None:
         return identity
-    if state.read(CERTIFICATE_FILE) is not None:
+    if read_private(state.path / CERTIFICATE_FILE) is not None:
         raise StateError(
             f"{state.path / IDENTITY_FILE} is gone, but {CERTIFICATE_FILE} beside it shows that it "
             "was there. Put it back from a backup; or move the whole folder away and start the "
             "agent again: it makes a new identity, and the cluster announces the new key"
         )
     state.write(IDENTITY_FILE, _render(str(uuid.uuid4()), ec.generate_private_key(ec.SECP256R1())))
-    identity = load_identity(state)
+    identity = load_identity(state.path)
     if identity is None:
         raise StateError(f"{state.path / IDENTITY_FILE} vanished as soon as it was written")
     log.info("made a new identity", file=str(identity.path), holder=identity.holder)
     return identity
 
 
-def load_identity(state: StateDir) -> Identity | None:
-    """The identity in `state`, None if there is none yet. Raises StateError if it is damaged."""
-    content = state.read(IDENTITY_FILE)
-    return None if content is None else _parse(content, state.path / IDENTITY_FILE)
+def load_identity(folder: Path) -> Identity | None:
+    """The identity in a folder, None if there is none yet. Raises StateError if it is damaged."""
+    content = read_private(folder / IDENTITY_FILE)
+    return None if content is None else _parse(content, folder / IDENTITY_FILE)
 
 
-def load_certificate(state: StateDir, identity: Identity) -> IngressCertificate | None:
+def load_certificate(folder: Path, identity: Identity) -> IngressCertificate | None:
     """The certificate last issued, None if there is none. Raises StateError if it is damaged."""
-    content = state.read(CERTIFICATE_FILE)
-    path = state.path / CERTIFICATE_FILE
+    path = folder / CERTIFICATE_FILE
+    content = read_private(path)
     if content is None:
         return None
     try:
@@ -131,7 +131,7 @@ def certificate_for(
 
     Raises StateError if the folder is damaged or full.
     """
-    stored = load_certificate(state, identity)
+    stored = load_certificate(state.path, identity)
     if stored is not None and stored.uid == uid:
         return stored
     certificate = issue(identity, uid, now)

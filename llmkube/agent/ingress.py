@@ -101,6 +101,11 @@ class Ingress:
         """Connections now, handshakes included."""
         return len(self._guests)
 
+    @property
+    def known(self) -> int:
+        """Those of them that have shown the relay token."""
+        return sum(guest.known for guest in self._guests)
+
     def use(self, context: ssl.SSLContext) -> None:
         """Serve with this certificate from the next connection on. The first one opens the
         listener: before it there is nothing to prove."""
@@ -122,6 +127,7 @@ class Ingress:
                 await self._draining.wait()
                 for task in acceptors:
                     task.cancel()
+                await asyncio.wait(acceptors)  # before their sockets close under them
                 for sock in sockets:
                     sock.close()
                 await self._finish(server)
@@ -180,11 +186,12 @@ class Ingress:
     async def _serve(self, guest: _Guest, connection: socket.socket, server: _Server) -> None:
         try:
             transport, protocol = await self._shake_hands(connection, server)
-        except Exception as error:
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             log.debug("handshake failed", why=str(error))
-            self._guests.pop(guest, None)
-            connection.close()
-            return
+            return self._forget(guest, connection)
+        except Exception:
+            log.exception("cannot serve a connection")
+            return self._forget(guest, connection)
         self._by_protocol[protocol] = guest
         try:
             if not transport.is_closing():
@@ -193,6 +200,10 @@ class Ingress:
             self._guests.pop(guest, None)
             self._by_protocol.pop(protocol, None)
             transport.abort()  # a polite close waits for a peer that may be gone
+
+    def _forget(self, guest: _Guest, connection: socket.socket) -> None:
+        self._guests.pop(guest, None)
+        connection.close()
 
     async def _shake_hands(
         self, connection: socket.socket, server: _Server

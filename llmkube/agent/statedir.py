@@ -62,10 +62,6 @@ class StateDir:
         for leftover in self.path.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
 
-    def read(self, name: str) -> bytes | None:
-        """A file's content, None if there is no such file. Raises StateError."""
-        return read_private(self.path / name)
-
     def write(self, name: str, content: bytes) -> None:
         """Put `content` under `name`, replacing what was there. Raises StateError."""
         write_private(self.path / name, content)
