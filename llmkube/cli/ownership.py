@@ -2,9 +2,9 @@
 
 Everything made for an owner carries an ownerReference with the owner's UID, so that deleting the
 owner deletes it, and so that llmkube knows again what it made: an object of the right name with
-another owner, or none, belongs to somebody else and is never touched. What an *earlier* owner of
-the same name left behind (garbage collection takes a moment) is removed first: adopting its
-account would keep its old tokens alive.
+another owner belongs to somebody else and is never touched. What an *earlier* owner of the same
+name left behind (garbage collection takes a moment, and orphaning deletes nothing) is removed
+first: adopting its account would keep its old tokens alive.
 """
 
 from __future__ import annotations
@@ -89,15 +89,16 @@ def claim(found: Mapping[str, Any] | None, owner: Owner) -> Claim:
     references = metadata.get("ownerReferences") or ()
     if any(reference["uid"] == owner.uid for reference in references):
         return Claim.OURS
-    namesakes = [r for r in references if _is_namesake(r, owner)]
-    labels = metadata.get("labels") or {}
-    if (
-        namesakes
-        and len(namesakes) == len(references)
-        and labels.get(MANAGED_BY_LABEL) == MANAGED_BY
-    ):
+    if all(_is_namesake(reference, owner) for reference in references) and _made_by_us(metadata):
         return Claim.LEFTOVER
     return Claim.FOREIGN
+
+
+def _made_by_us(metadata: Mapping[str, Any]) -> bool:
+    """Our label, and our field manager: an orphaned object has no owner left to know it by."""
+    managers = {entry.get("manager") for entry in metadata.get("managedFields") or ()}
+    labels = metadata.get("labels") or {}
+    return labels.get(MANAGED_BY_LABEL) == MANAGED_BY and FieldManager.CLI in managers
 
 
 def _is_namesake(reference: Mapping[str, Any], owner: Owner) -> bool:
