@@ -1,0 +1,37 @@
+"""`make e2e`: check the machine, build the images, run the proofs.
+
+Exits with 77, the customary code for "skipped", where the machine cannot do it. Arguments go to
+pytest. LLMKUBE_E2E_IMAGES names a folder of images from an earlier run, to save the build.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from devcluster import binaries
+from e2e import images, requirements
+
+SKIPPED = 77
+
+
+def main(argv: list[str]) -> int:
+    if problems := requirements.missing():
+        print("make e2e cannot run here: " + "; ".join(problems), file=sys.stderr)
+        return SKIPPED
+    binaries.control_plane()
+    binaries.node()
+    with tempfile.TemporaryDirectory(prefix="llmkube-images-") as scratch:
+        if "LLMKUBE_E2E_IMAGES" not in os.environ:
+            images.build(Path(scratch))
+            os.environ["LLMKUBE_E2E_IMAGES"] = scratch
+        folder = Path(__file__).resolve().parent
+        return int(pytest.main([str(folder), "-o", "timeout=900", *argv]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
