@@ -1,7 +1,7 @@
 """A ServiceAccount token in a kubeconfig that renews itself, shared by the agent and the edge.
 
-The token is replaced at the start, after the machine woke, and at half of its life, with one that
-lives as long as the present one was meant to. Half of a life is measured on the clock that runs
+The token is replaced at the start, after the machine woke, when somebody put another one into the
+file, and at half of its life, with one that lives as long as the present one was meant to. Half of a life is measured on the clock that runs
 through sleep, from the moment of renewal: the machine's date may be wrong. The file is rewritten
 atomically; the client notices by itself (`llmkube.kube.login`). Nothing here ends a program: a
 full disk, a lost network or a revoked account are logged with what to do, and tried again while
@@ -94,6 +94,8 @@ class TokenRenewer:
         self._look_every = look_every
         self._woken = asyncio.Event()
         self._renew_at = ZERO
+        self._written = ""
+        """The token that we left in the file."""
 
     def wake(self) -> None:
         """Renew now: the machine slept, and nobody knows how long the token still has."""
@@ -119,6 +121,7 @@ class TokenRenewer:
             claims = read_claims(old)
             if claims is None:
                 log.debug("no ServiceAccount's token to renew", file=self._file)
+                self._written = old
                 self._renew_at = self._clock.boottime() + self._longest_retry
                 return True
             issued = await self._client.request_token(
@@ -128,6 +131,7 @@ class TokenRenewer:
         except (ApiError, ConfigError, OSError) as error:
             log.warning("token not renewed", file=self._file, why=str(error), do=_advice(error))
             return False
+        self._written = issued.token
         self._renew_at = self._clock.boottime() + self._life(issued, claims) / 2
         log.info("token renewed", file=self._file, expires_at=issued.expires_at.isoformat())
         return True
@@ -145,9 +149,15 @@ class TokenRenewer:
     async def _until_half_life(self) -> None:
         while not self._woken.is_set():
             left = self._renew_at - self._clock.boottime()
-            if left <= ZERO:
+            if left <= ZERO or await self._replaced():
                 return
             await self._sleep(min(left, self._look_every))
+
+    async def _replaced(self) -> bool:
+        """Holds the file another token than ours? Its life is not the one we count on."""
+        with suppress(ConfigError):
+            return await asyncio.to_thread(current_token, self._kubeconfig) != self._written
+        return False  # unreadable: most likely being written
 
     async def _sleep(self, pause: timedelta) -> None:
         with suppress(TimeoutError):
