@@ -132,6 +132,8 @@ class Informer(Generic[T]):
         self._complained: dict[Handler[T], timedelta] = {}
         scopes: list[str | None] = sorted(set(namespaces)) or [None]  # type: ignore[assignment]
         self._unsynced: dict[str | None, str] = dict.fromkeys(scopes, "not listed yet")
+        self.refused = False
+        """Not synced because the API server refuses: a missing CRD, or missing rights."""
         self._synced = asyncio.Event()
         self._stopped = False
         decoder = EventDecoder(decode)
@@ -263,13 +265,15 @@ class Informer(Generic[T]):
             if key not in keys:
                 self._drop(key, now, first_sight=True)
         if self._unsynced.pop(scope, None) is not None and not self._unsynced:
+            self.refused = False
             self._synced.set()
             self._log.info("cache synced", objects=len(self.store), left_out=len(self.bad))
 
-    def failing(self, scope: str | None, why: str) -> None:
-        """An attempt failed."""
+    def failing(self, scope: str | None, why: str, *, refused: bool) -> None:
+        """An attempt failed; `refused`: by a server that is well."""
         if scope in self._unsynced:
             self._unsynced[scope] = why
+            self.refused = refused
 
     def _drop(self, key: str, now: Now, *, first_sight: bool) -> None:
         self.bad.pop(key, None)

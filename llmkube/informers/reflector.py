@@ -28,7 +28,7 @@ from llmkube.informers.splitter import LineSplitter
 from llmkube.informers.store import Cached, T
 from llmkube.informers.telemetry import ReflectorMetrics
 from llmkube.informers.view import WatchView
-from llmkube.kube.errors import ApiError, Gone
+from llmkube.kube.errors import ApiError, Forbidden, Gone, NotFound
 
 T_contra = TypeVar("T_contra", bound=Cached, contravariant=True)
 
@@ -69,7 +69,7 @@ class Sink(Protocol[T_contra]):
     def complete(self, scope: str | None, keys: set[str], now: Now) -> None:
         """A list is complete: whatever else of that scope we know is gone."""
 
-    def failing(self, scope: str | None, why: str) -> None:
+    def failing(self, scope: str | None, why: str, *, refused: bool) -> None:
         """An attempt failed; before the first complete list that is why there is no sync."""
 
 
@@ -138,7 +138,8 @@ class Reflector(Generic[T]):
         self._paged = self._paged and not (isinstance(error, Gone) and self._mode is not Mode.WATCH)
         self._mode = after(self._mode, ending)
         why = f"{type(error).__name__}: {error}"
-        self._sink.failing(self._source.scope, why)
+        refused = isinstance(error, (Forbidden, NotFound))
+        self._sink.failing(self._source.scope, why, refused=refused)
         delay = self._backoff.next(now, error.retry_after if isinstance(error, ApiError) else None)
         report = self._log.exception if ending is Ending.BUG else self._log.warning
         report(

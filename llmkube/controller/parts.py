@@ -1,0 +1,254 @@
+"""The pieces of a running controller, built from the options and connected to each other.
+
+Informers are shared: whichever reconcilers are switched on, there is one cache of each resource.
+Handlers are attached in leaders and followers alike, so that a new leader has seen the heartbeats
+that the old one saw. Read `run` for what happens to the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from llmkube.api.cached import (
+    CachedFederatedCluster,
+    CachedLease,
+    CachedMeta,
+    CachedMetalNode,
+    CachedPod,
+)
+from llmkube.api.names import VERIFIER_SELECTOR
+from llmkube.clock import ZERO, Clock
+from llmkube.controller.options import ControllerName, Options
+from llmkube.informers.guard import CacheGuard
+from llmkube.informers.informer import Informer
+from llmkube.informers.queue import WorkQueue
+from llmkube.informers.worker import Outcome
+from llmkube.kube.client import KubeClient
+from llmkube.kube.events import EventRecorder
+from llmkube.kube.resources import (
+    FEDERATEDCLUSTERS,
+    LEASES,
+    METALNODES,
+    PODS,
+    SERVICEACCOUNTS,
+    Resource,
+)
+from llmkube.metrics import Metrics
+from llmkube.reconcilers import heartbeat, verification_caches
+from llmkube.reconcilers.federatedcluster import FederatedClusterReconciler
+from llmkube.reconcilers.heartbeat import HeartbeatReconciler, Sources
+from llmkube.reconcilers.verification import VerificationReconciler, VerificationSettings
+from llmkube.reconcilers.verification_caches import VerificationCaches
+from llmkube.reconcilers.verification_metrics import VerificationMetrics
+from llmkube.rules.verifier_pod import PodSettings
+from llmkube.verifier.policy import AddressPolicy
+
+T = TypeVar("T", bound=Any)
+
+NOT_NODE_LEASES = "metadata.namespace!=kube-node-lease"
+"""The kubelets' own Leases are many, change often, and are none of our business."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One reconciler with its queue and the informers that it waits for."""
+
+    name: ControllerName
+    queue: WorkQueue
+    reconcile: Callable[[str], Awaitable[Outcome]]
+    enqueue_all: Callable[[], None]
+    informers: tuple[Informer[Any], ...]
+
+
+class Parts:
+    """Everything that `run` starts. Construction connects it and starts nothing."""
+
+    def __init__(
+        self,
+        options: Options,
+        client: KubeClient,
+        recorder: EventRecorder,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self.metrics = metrics
+        self.informers: dict[str, Informer[Any]] = {}
+        self.controllers: list[Controller] = []
+        self._options = options
+        self._client = client
+        self._recorder = recorder
+        self._clock = clock
+        self._build()
+
+    def _build(self) -> None:
+        wanted = self._options.controllers
+        if wanted & {ControllerName.HEARTBEAT, ControllerName.VERIFICATION}:
+            self._add_metal_controllers(wanted)
+        if ControllerName.FEDERATEDCLUSTER in wanted:
+            self._add_federatedcluster()
+
+    def _add_metal_controllers(self, wanted: frozenset[ControllerName]) -> None:
+        nodes: Informer[CachedMetalNode] = self._informer(
+            METALNODES,
+            CachedMetalNode,
+            indexes={**heartbeat.METALNODE_INDEXES, **verification_caches.NODE_INDEXES},
+        )
+        guard = nodes.guard()
+        leases: Informer[CachedLease] = self._informer(
+            LEASES,
+            CachedLease,
+            field_selector=None if self._options.namespaces else NOT_NODE_LEASES,
+            coalesce=self._options.tuning.life.lease_coalescing,
+        )
+        if ControllerName.HEARTBEAT in wanted:
+            self._add_heartbeat(nodes, leases, guard)
+        if ControllerName.VERIFICATION in wanted:
+            self._add_verification(nodes, leases, guard)
+
+    def _add_heartbeat(
+        self,
+        nodes: Informer[CachedMetalNode],
+        leases: Informer[CachedLease],
+        guard: CacheGuard[CachedMetalNode],
+    ) -> None:
+        accounts: Informer[CachedMeta] = self._informer(
+            SERVICEACCOUNTS, CachedMeta, metadata_only=True
+        )
+        queue = self._queue(ControllerName.HEARTBEAT)
+        reconciler = HeartbeatReconciler(
+            self._client,
+            Sources(nodes, leases, accounts),
+            queue,
+            self._recorder,
+            guard,
+            self._clock,
+            self._options.tuning.heartbeat,
+        )
+        reconciler.attach()
+        self._add(
+            ControllerName.HEARTBEAT,
+            queue,
+            reconciler.reconcile,
+            reconciler.enqueue_all,
+            (nodes, leases, accounts),
+        )
+
+    def _add_verification(
+        self,
+        nodes: Informer[CachedMetalNode],
+        leases: Informer[CachedLease],
+        guard: CacheGuard[CachedMetalNode],
+    ) -> None:
+        pods: Informer[CachedPod] = self._informer(
+            PODS,
+            CachedPod,
+            label_selector=VERIFIER_SELECTOR,
+            indexes=verification_caches.POD_INDEXES,
+        )
+        queue = self._queue(ControllerName.VERIFICATION)
+        reconciler = VerificationReconciler(
+            client=self._client,
+            clock=self._clock,
+            recorder=self._recorder,
+            guard=guard,
+            caches=VerificationCaches(nodes.store, leases.store, pods.store),
+            queue=queue,
+            settings=self._verification_settings(),
+            metrics=VerificationMetrics(self.metrics.registry),
+        )
+        nodes.add_handler(reconciler.on_metalnode)
+        leases.add_handler(reconciler.on_lease)
+        pods.add_handler(reconciler.on_pod)
+
+        def enqueue_all() -> None:
+            for node in nodes.store.values():
+                queue.add(node.key, initial=True)
+
+        self._add(
+            ControllerName.VERIFICATION,
+            queue,
+            reconciler.reconcile,
+            enqueue_all,
+            (nodes, leases, pods),
+        )
+
+    def _verification_settings(self) -> VerificationSettings:
+        options = self._options
+        return VerificationSettings(
+            checks=options.tuning.checks,
+            pods=PodSettings(options.verifier_image, options.verifier_image_pull_secret),
+            policy=AddressPolicy(options.allow_cidrs, options.deny_cidrs),
+        )
+
+    def _add_federatedcluster(self) -> None:
+        clusters: Informer[CachedFederatedCluster] = self._informer(
+            FEDERATEDCLUSTERS, CachedFederatedCluster
+        )
+        queue = self._queue(ControllerName.FEDERATEDCLUSTER)
+        reconciler = FederatedClusterReconciler(
+            self._client,
+            clusters,
+            queue,
+            self._recorder,
+            clusters.guard(),
+            self._clock,
+            self._options.tuning.phase,
+        )
+        reconciler.attach()
+        self._add(
+            ControllerName.FEDERATEDCLUSTER,
+            queue,
+            reconciler.reconcile,
+            reconciler.enqueue_all,
+            (clusters,),
+        )
+
+    def _add(
+        self,
+        name: ControllerName,
+        queue: WorkQueue,
+        reconcile: Callable[[str], Awaitable[Outcome]],
+        enqueue_all: Callable[[], None],
+        informers: tuple[Informer[Any], ...],
+    ) -> None:
+        self.controllers.append(Controller(name, queue, reconcile, enqueue_all, informers))
+
+    def _queue(self, name: ControllerName) -> WorkQueue:
+        settings = self._options.tuning.queue
+        return WorkQueue(
+            name,
+            self._clock,
+            self.metrics.queue(name),
+            base=settings.backoff_base,
+            cap=settings.backoff_cap,
+        )
+
+    def _informer(
+        self,
+        resource: Resource,
+        decode: type[T],
+        *,
+        indexes: Mapping[str, Any] | None = None,
+        field_selector: str | None = None,
+        label_selector: str | None = None,
+        metadata_only: bool = False,
+        coalesce: Any = ZERO,
+    ) -> Informer[T]:
+        informer: Informer[T] = Informer(
+            self._client,
+            resource,
+            decode=decode,
+            namespaces=self._options.namespaces if resource.namespaced else (),
+            label_selector=label_selector,
+            field_selector=field_selector,
+            metadata_only=metadata_only,
+            coalesce=coalesce,
+            indexes=indexes,
+            clock=self._clock,
+            settings=self._options.tuning.reflector,
+            metrics=self.metrics.reflector(resource.plural),
+        )
+        self.informers[resource.plural] = informer
+        return informer

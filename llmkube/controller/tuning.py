@@ -1,0 +1,136 @@
+"""Every duration and limit of the controller, and the file that changes them.
+
+The defaults are the ones that the documentation states. `--config FILE` (YAML or JSON) overrides
+any of them by the names used here, durations written as in Go and Kubernetes ("90s", "1h30m"):
+
+    heartbeat: {write_interval: 30s}
+    checks: {spacing: 10s, backoff_cap: 5m}
+
+Tests use the same file to make hours pass in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from llmkube.informers.options import ReflectorSettings
+from llmkube.leader import LeaderSettings
+from llmkube.rules.checks import CheckSettings
+from llmkube.rules.heartbeat import HeartbeatSettings
+from llmkube.rules.phase import PhaseSettings
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(h|ms|m|s|us|µs))")
+_UNITS = {
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+    "us": timedelta(microseconds=1),
+    "µs": timedelta(microseconds=1),
+}
+
+
+class BadTuning(ValueError):
+    """The file cannot be used; the message names it, the setting, and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Back-off of a failing key, and how many keys are worked on at once."""
+
+    backoff_base: timedelta = timedelta(milliseconds=5)
+    backoff_cap: timedelta = timedelta(seconds=1000)
+    workers: int = 8
+    """Of each controller. The API server is the bottleneck, not these."""
+
+
+@dataclass(frozen=True, slots=True)
+class LifeSettings:
+    """Starting, stopping, and being probed."""
+
+    request_timeout: timedelta = timedelta(seconds=30)
+    lease_coalescing: timedelta = timedelta(milliseconds=50)
+    """Lease events are gathered this long before they are read: nobody minds it of a heartbeat
+    of 30 s, and nearly all of an event's cost is waking up for it."""
+    no_attempt_limit: timedelta = timedelta(minutes=3)
+    """`/healthz` fails when a reflector has had no stream and made no attempt for so long."""
+    drain: timedelta = timedelta(seconds=8)
+    """How long a stop waits for the reconciles in hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """All settings that are no flags of their own."""
+
+    reflector: ReflectorSettings = field(default_factory=ReflectorSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    leader: LeaderSettings = field(default_factory=LeaderSettings)
+    heartbeat: HeartbeatSettings = field(default_factory=HeartbeatSettings)
+    phase: PhaseSettings = field(default_factory=PhaseSettings)
+    checks: CheckSettings = field(default_factory=CheckSettings)
+    life: LifeSettings = field(default_factory=LifeSettings)
+
+
+def load_tuning(path: Path | None) -> Tuning:
+    """The defaults, changed by the file if there is one. Raises BadTuning."""
+    if path is None:
+        return Tuning()
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadTuning(f"{path}: {' '.join(str(error).split())}") from error
+    return parse_tuning(document, str(path))
+
+
+def parse_tuning(document: Any, origin: str) -> Tuning:
+    """Read a decoded document; `origin` names it in errors. Raises BadTuning."""
+    _refuse_unknown(document if document is not None else {}, Tuning, origin, ())
+    try:
+        return TypeAdapter(Tuning).validate_python(_with_durations(document or {}))
+    except (ValidationError, ValueError, TypeError) as error:
+        raise BadTuning(f"{origin}: {_first_problem(error)}") from error
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read "1h30m", "90s", "250ms". Raises ValueError."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is no duration: write it like 90s, 1h30m or 250ms")
+    return sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta())
+
+
+def _with_durations(value: Any) -> Any:
+    """Strings that look like durations become timedeltas; everything else stays as it is."""
+    if isinstance(value, dict):
+        return {key: _with_durations(one) for key, one in value.items()}
+    if isinstance(value, str) and _DURATION.match(value):
+        return parse_duration(value)
+    return value
+
+
+def _refuse_unknown(value: Any, kind: Any, origin: str, path: tuple[str, ...]) -> None:
+    where = ".".join(path) or "the document"
+    if not isinstance(value, dict):
+        raise BadTuning(f"{origin}: {where} must be a mapping of settings")
+    known = {one.name for one in fields(kind)}
+    hints = get_type_hints(kind)
+    for key, one in value.items():
+        if key not in known:
+            choices = ", ".join(sorted(known))
+            raise BadTuning(f"{origin}: {where} has no setting {key!r}; it has: {choices}")
+        if is_dataclass(hints[key]):
+            _refuse_unknown(one, hints[key], origin, (*path, str(key)))
+
+
+def _first_problem(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return str(error)
