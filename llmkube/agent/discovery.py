@@ -137,7 +137,9 @@ def _covers(bound: Address, address: Address) -> bool:
 def _preference(entry: tuple[CandidateSource, InterfaceAddress]) -> tuple[object, ...]:
     """A total order, so that the report changes only when the addresses do."""
     source, item = entry
-    return _RANK[source], item.address.version, _natural(item.interface), int(item.address)
+    wired = item.interface.startswith(("en", "eth"))  # en0, enp3s0, eth0: before any bridge
+    name = _natural(item.interface)
+    return _RANK[source], item.address.version, not wired, name, int(item.address)
 
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:

@@ -68,7 +68,9 @@ def _pick_gpu(displays: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     entries = document.get("SPDisplaysDataType") if isinstance(document, dict) else None
-    gpus = [entry for entry in entries if isinstance(entry, dict)] if entries else []
+    if not isinstance(entries, list):
+        return {}
+    gpus = [entry for entry in entries if isinstance(entry, dict)]
     return next((gpu for gpu in gpus if "sppci_cores" in gpu), gpus[0] if gpus else {})
 
 
