@@ -114,8 +114,9 @@ def play(bench: Bench, action: str) -> None:  # noqa: C901 - one line per action
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ACTIONS, max_size=25))
 def test_whatever_happens(actions: list[str]) -> None:
-    """Starts are 30 s apart (a restart after our clock was put on cannot know); hostIP is set exactly while Reachable is True, to an address that is
-    listed as Reachable; deciding again changes nothing; a wake-up is never in the past."""
+    """Starts are 30 s apart (a restart after our clock was put on cannot know); hostIP is set
+    exactly while Reachable is True, to an address that is listed as Reachable; deciding again
+    changes nothing; a wake-up is never in the past."""
     bench = Bench(clock=FakeClock())
     for action in actions:
         play(bench, action)

@@ -25,14 +25,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from llmkube.api.cached import (
-    CachedLease,
-    CachedMetalNode,
-    CachedPod,
-    decode_lease,
-    decode_metalnode,
-    decode_pod,
-)
+from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
 from llmkube.api.names import METALNODE_UID_LABEL, ConditionType, FieldManager
 from llmkube.clock import Clock, Now
 from llmkube.informers.guard import CacheGuard
@@ -44,6 +37,7 @@ from llmkube.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import LEASES, METALNODES, PODS
 from llmkube.reconcilers.check_slots import CheckSlots
+from llmkube.reconcilers.live import read_live
 from llmkube.reconcilers.shell import ATTEMPTS, Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
 from llmkube.reconcilers.verification_caches import (
@@ -123,7 +117,6 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         self._metrics = metrics
         self._memory: dict[str, Memory] = {}
         self.slots = CheckSlots(settings.checks.max_concurrent, caches, queue.add)
-        metrics.observe_slots(self.slots.in_use, lambda: self.slots.waiting)
 
     # Handlers -----------------------------------------------------------------------------------
     def on_metalnode(self, change: Change[CachedMetalNode]) -> None:
@@ -151,6 +144,8 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         except BaseException:
             self.slots.withdraw(key)  # a start that failed must not hold up others
             raise
+        finally:
+            self._metrics.slots(self.slots.in_use(), self.slots.waiting)
         if key not in self._caches.nodes:
             await self._sweep_after(key)
         return outcome
@@ -167,7 +162,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             return None
         lease = self._caches.leases.get(lease_key(node))
         if Live.EVIDENCE in live:
-            lease = await self._live_lease(node)
+            lease = await read_live(self._client, LEASES, CachedLease, lease_key(node))
         pods = self._caches.pods_of(node)
         pod, gone = None, False
         book = Bookkeeping.of(node.status.verification)
@@ -293,19 +288,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
 
     # Live reads ---------------------------------------------------------------------------------
     async def _live_node(self, key: str) -> CachedMetalNode | None:
-        namespace, _, name = key.partition("/")
-        try:
-            found = await self._client.get(METALNODES, name, namespace)
-        except NotFound:
-            return None
-        return decode_metalnode(msgspec.json.encode(found))
-
-    async def _live_lease(self, node: CachedMetalNode) -> CachedLease | None:
-        try:
-            found = await self._client.get(LEASES, node.spec.lease_name, node.metadata.namespace)
-        except NotFound:
-            return None
-        return decode_lease(msgspec.json.encode(found))
+        return await read_live(self._client, METALNODES, CachedMetalNode, key)
 
     async def _live_pod(self, node: CachedMetalNode, uid: str | None) -> CachedPod | None:
         # Only its UID is known, and that is no field selector.
@@ -316,5 +299,5 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         )
         for item in found:
             if item["metadata"]["uid"] == uid:
-                return decode_pod(msgspec.json.encode(item))
+                return msgspec.convert(item, CachedPod)
         return None

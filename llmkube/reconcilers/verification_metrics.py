@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from llmkube.rules.check_progress import CheckResult
@@ -33,7 +31,6 @@ class VerificationMetrics:
     def ended(self, result: CheckResult) -> None:
         self._results.labels(result).inc()
 
-    def observe_slots(self, in_use: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Read the two numbers at each scrape."""
-        self._slots.labels("in_use").set_function(in_use)
-        self._slots.labels("waiting").set_function(waiting)
+    def slots(self, in_use: int, waiting: int) -> None:
+        self._slots.labels("in_use").set(in_use)
+        self._slots.labels("waiting").set(waiting)
