@@ -18,3 +18,13 @@ API_SERVICE = "10.96.0.1"
 PODS = ip_network("10.244.0.0/24")
 MACS = ip_network("10.213.0.0/16")
 NETWORKS = (PODS, MACS)
+
+
+def gateway(number: int) -> str:
+    """The node's address on the subnet of Mac `number`, from 1."""
+    return f"10.213.{number}.1"
+
+
+def mac(number: int) -> str:
+    """The address of Mac `number`, from 1."""
+    return f"10.213.{number}.10"

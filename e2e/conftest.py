@@ -11,6 +11,10 @@ import pytest
 
 from e2e import requirements, site
 from e2e.images import Images
+from e2e.kube import Kube
+from e2e.macs import NAMESPACE, TAILNET, Mac, drop_incoming, join
+
+CONFIG = Path(__file__).resolve().parent.parent / "config" / "default"
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +43,51 @@ def the_site(images: Images, runner: asyncio.Runner) -> Iterator[site.Site]:
         yield running
     finally:
         runner.run(starting.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def installed(the_site: site.Site, runner: asyncio.Runner) -> Kube:
+    """LLMKube as a user installs it: `kubectl apply -k config/default`, and nothing else."""
+    kube = Kube(the_site.cluster)
+    runner.run(_install(kube))
+    return kube
+
+
+async def _install(kube: Kube) -> None:
+    # Twice at most: kinds that the first call defines may not be served yet when it uses them.
+    for _ in range(2):
+        done = await kube.kubectl("apply", "--server-side", "-k", str(CONFIG), check=False)
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0, done.stderr
+    await kube.wait("deployment/llmkube-controller", "condition=Available", "llmkube-system")
+
+
+# The Macs that several proofs look at ------------------------------------------------------------
+@pytest.fixture(scope="session")
+def namespace(installed: Kube, runner: asyncio.Runner) -> str:
+    """Where the Macs live: restricted, as a careful admin has it."""
+    metadata = {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    document = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    runner.run(installed.apply(document))
+    return NAMESPACE
+
+
+@pytest.fixture(scope="session")
+def studio(the_site: site.Site, namespace: str, runner: asyncio.Runner) -> Mac:
+    """An ordinary Mac."""
+    return runner.run(join(the_site, "studio", namespace))
+
+
+@pytest.fixture(scope="session")
+def laptop(the_site: site.Site, namespace: str, runner: asyncio.Runner) -> Mac:
+    """A Mac in a tailnet that the pod network does not reach, and on a LAN that it does."""
+    return runner.run(join(the_site, "laptop", namespace, tailnet=TAILNET))
+
+
+@pytest.fixture(scope="session")
+def hidden(the_site: site.Site, namespace: str, runner: asyncio.Runner) -> Mac:
+    """A Mac behind a firewall that drops what comes in."""
+    mac = runner.run(join(the_site, "hidden", namespace))
+    drop_incoming(mac)
+    return mac

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -77,19 +78,29 @@ class Machine:
         await self._first.kill()
 
 
-def link(left: Machine | None, right: Machine, name: str, addresses: tuple[str, str]) -> None:
-    """A cable with an address (CIDR) at each end; `None` is the machine we run on.
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a cable: an interface with an address (CIDR) in a machine, or here (`None`)."""
 
-    The interface is called `name` on the right and `name`-peer on the left.
-    """
-    far = f"{name}-peer"
-    where = [] if left is None else ["netns", str(left.pid)]
-    _host("ip", "link", "add", far, *where, "type", "veth", "peer", "name", name, "netns",
-          str(right.pid))  # fmt: skip
-    for machine, device, address in ((left, far, addresses[0]), (right, name, addresses[1])):
-        run = _host if machine is None else machine.run
-        run("ip", "address", "add", address, "dev", device)
-        run("ip", "link", "set", device, "up")
+    machine: Machine | None
+    device: str
+    address: str
+
+    def run(self, *argv: str) -> str:
+        return _host(*argv) if self.machine is None else self.machine.run(*argv)
+
+    @property
+    def namespace(self) -> tuple[str, str] | tuple[()]:
+        return () if self.machine is None else ("netns", str(self.machine.pid))
+
+
+def link(one: End, other: End) -> None:
+    """Lay a cable. It goes with either of its machines."""
+    pair = ["type", "veth", "peer", "name", other.device, *other.namespace]
+    _host("ip", "link", "add", one.device, *one.namespace, *pair)
+    for end in (one, other):
+        end.run("ip", "address", "add", end.address, "dev", end.device)
+        end.run("ip", "link", "set", end.device, "up")
 
 
 def _host(*argv: str) -> str:

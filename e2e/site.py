@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from devcluster import binaries, reaper
@@ -17,7 +16,7 @@ from devcluster.controlplane import ControlPlane, Options
 from devcluster.process import Process
 from e2e import addresses
 from e2e.images import Images
-from e2e.machine import Machine, link
+from e2e.machine import End, Machine, link
 from e2e.node import Node
 
 
@@ -31,23 +30,30 @@ class Site:
     stack: AsyncExitStack
     macs: dict[str, Machine] = field(default_factory=dict)
 
-    async def mac(self, name: str, *, extra: tuple[str, ...] = ()) -> Machine:
-        """A machine on a subnet of its own behind the node; `extra` addresses lead nowhere."""
+    def mac(self, name: str, *, tailnet: str | None = None) -> Machine:
+        """A machine on a subnet of its own behind the node.
+
+        `tailnet` is a further address that nobody else has a way to, like a tailnet's.
+        """
         number = len(self.macs) + 1
         machine = Machine.start(name, self.folder / name)
         self.stack.push_async_callback(machine.stop)
-        gateway = f"10.213.{number}.1"
-        link(self.node.machine, machine, f"mac{number}", (f"{gateway}/24", f"{address(number)}/24"))
+        gateway = addresses.gateway(number)
+        link(
+            End(self.node.machine, f"mac{number}", f"{gateway}/24"),
+            End(machine, "eth0", f"{addresses.mac(number)}/24"),
+        )
         machine.run("ip", "route", "add", "default", "via", gateway)
-        for one in extra:
-            machine.run("ip", "address", "add", one, "dev", f"mac{number}")
+        if tailnet:
+            machine.run("ip", "link", "add", "tailscale0", "type", "dummy")
+            machine.run("ip", "address", "add", f"{tailnet}/32", "dev", "tailscale0")
+            machine.run("ip", "link", "set", "tailscale0", "up")
         self.macs[name] = machine
         return machine
 
-
-def address(number: int) -> str:
-    """The address of the Mac that joined as number `number`, from 1."""
-    return f"10.213.{number}.10"
+    def address(self, name: str) -> str:
+        """The address on the LAN of the Mac of that name."""
+        return addresses.mac(1 + list(self.macs).index(name))
 
 
 @asynccontextmanager
@@ -80,8 +86,10 @@ async def running(images: Images) -> AsyncIterator[Site]:
 def _connect(node: Node) -> None:
     """A cable to this machine, and the way back to pods and Macs. It all goes with the node."""
     node.prepare()
-    own, far = f"{addresses.CONTROL_PLANE}/30", f"{addresses.NODE}/30"
-    link(None, node.machine, "uplink", (own, far))
+    link(
+        End(None, "llmkube-e2e", f"{addresses.CONTROL_PLANE}/30"),
+        End(node.machine, "uplink", f"{addresses.NODE}/30"),
+    )
     for network in addresses.NETWORKS:
         subprocess.run(
             ["ip", "route", "add", str(network), "via", addresses.NODE], check=True, timeout=10
@@ -99,7 +107,3 @@ def _scheduler(cluster: ControlPlane) -> Process:
         ],
         log=cluster.folder / "kube-scheduler.log",
     )
-
-
-GRACE = timedelta(minutes=2)
-"""How long a proof waits for something that takes seconds on an idle machine."""

@@ -4,8 +4,8 @@
 #   ENGINE        buildah, podman or docker (default: the first that works)
 #   BASE          base image with Python ≥ 3.11 as `python`; `local` makes one from Debian packages
 #   BUILD_BASE    the same with pip (default: BASE)
-#   IMAGE_PREFIX  what image names start with (default: llmkube)
-#   TAG           default: the version of the package
+#   IMAGE_PREFIX  what image names start with (default: that of the manifests in config/)
+#   TAG           default: v and the version of the package
 #   PIP_CERT      a CA bundle for pip, for networks with an intercepting proxy
 #   ARCHIVES      a folder: write each image there, too, as NAME.tar (docker-archive)
 #   SMOKE         0 leaves out the trial run
@@ -32,8 +32,8 @@ pick_engine() {
 
 engine=$(pick_engine)
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' llmkube/__init__.py)
-tag=${TAG:-$version}
-prefix=${IMAGE_PREFIX:-llmkube}
+tag=${TAG:-v$version}
+prefix=${IMAGE_PREFIX:-ghcr.io/llmkube/llmkube}
 revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 base=${BASE:-}
 build_base=${BUILD_BASE:-$base}
