@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +23,12 @@ from llmkube.health import BindAddress
 app = typer.Typer(rich_markup_mode=None)
 
 
-def parse_network(text: str) -> IPv4Network | IPv6Network:
-    """A CIDR as users write it. Raises typer.BadParameter."""
+def parse_networks(texts: Sequence[str] | None) -> tuple[Network, ...]:
+    """CIDRs as users write them. Raises ValueError."""
     try:
-        return ipaddress.ip_network(text)
+        return tuple(ipaddress.ip_network(text) for text in texts or ())
     except ValueError as error:
-        raise typer.BadParameter(f"{error}: write it like 10.96.0.0/16") from error
+        raise ValueError(f"{error}: write it like 10.96.0.0/16") from error
 
 
 def parse_positive_duration(text: str) -> timedelta:
@@ -93,21 +93,19 @@ def controller(
         ),
     ] = None,
     allow_cidr: Annotated[
-        list[Network] | None,
+        list[str] | None,
         typer.Option(
             "--allow-cidr",
             metavar="CIDR",
-            parser=parse_network,
             help="Range that may be dialled although it is refused by default, such as loopback"
             " (repeatable; for tests and the demo).",
         ),
     ] = None,
     deny_cidr: Annotated[
-        list[Network] | None,
+        list[str] | None,
         typer.Option(
             "--deny-cidr",
             metavar="CIDR",
-            parser=parse_network,
             help="Range that must never be dialled: name the service and the pod range of this"
             " cluster (repeatable).",
         ),
@@ -151,8 +149,8 @@ def controller(
             health_probe_bind_address=BindAddress.parse(health_probe_bind_address),
             verifier_image=verifier_image,
             verifier_image_pull_secret=verifier_image_pull_secret,
-            allow_cidrs=tuple(allow_cidr or ()),
-            deny_cidrs=tuple(deny_cidr or ()),
+            allow_cidrs=parse_networks(allow_cidr),
+            deny_cidrs=parse_networks(deny_cidr),
             tuning=_tuned(load_tuning(config), max_concurrent_checks, check_timeout),
         )
     except ValueError as error:

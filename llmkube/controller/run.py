@@ -177,9 +177,10 @@ class Process:
         options = self._options
         live, ready = self._checks()
         async with (
-            serving(options.metrics_bind_address, metrics_routes(self._render)),
-            serving(options.health_probe_bind_address, health_routes(live, ready)),
+            serving(options.metrics_bind_address, metrics_routes(self._render)) as metrics_port,
+            serving(options.health_probe_bind_address, health_routes(live, ready)) as health_port,
         ):
+            _log.info("listening", metrics_port=metrics_port, health_port=health_port)
             yield
 
     def _checks(self) -> tuple[Checks, Checks]:
