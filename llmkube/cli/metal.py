@@ -209,7 +209,7 @@ def _token_options(
 def _next_steps(name: str, namespace: str) -> str:
     return (
         "Copy this file to the Mac over a safe channel, remove it here, and start there:\n"
-        f"  llmkube agent --metalnode {name} --kubeconfig FILE\n"
+        "  llmkube agent --kubeconfig FILE --upstream http://127.0.0.1:PORT\n"
         f"Then see `llmkube metal describe {name} -n {namespace}`."
     )
 

@@ -66,7 +66,7 @@ def write_kubeconfig(
     text = render_kubeconfig(
         server=server, ca_pem=ca_pem, namespace=namespace, user=user, token=token
     )
-    _replace(path, text.encode())
+    write_private(path, text.encode())
 
 
 def replace_token(path: Path, token: str, *, replacing: str | None = None) -> None:
@@ -87,7 +87,7 @@ def replace_token(path: Path, token: str, *, replacing: str | None = None) -> No
     changed = text[:start] + json.dumps(token) + text[end:]
     if _find_token(changed, path)[2] != token:
         raise ConfigError(f"{path}: the token cannot be replaced; write it as a plain string")
-    _replace(real, changed.encode(), keep_owner=True)
+    write_private(real, changed.encode(), keep_owner=True)
 
 
 def current_token(path: Path) -> str:
@@ -135,7 +135,8 @@ def _scalar(node: yaml.Node) -> str:
     raise LookupError(node.tag)
 
 
-def _replace(path: Path, content: bytes, *, keep_owner: bool = False) -> None:
+def write_private(path: Path, content: bytes, *, keep_owner: bool = False) -> None:
+    """Write a file with mode 0600, whole or not at all. Raises OSError."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
     try:
         with os.fdopen(descriptor, "wb") as file:  # mkstemp made it 0600
