@@ -45,9 +45,11 @@ class Site:
         )
         machine.run("ip", "route", "add", "default", "via", gateway)
         if tailnet:
-            machine.run("ip", "link", "add", "tailscale0", "type", "dummy")
-            machine.run("ip", "address", "add", f"{tailnet}/32", "dev", "tailscale0")
-            machine.run("ip", "link", "set", "tailscale0", "up")
+            # A cable that ends in the same machine: up, and nobody beyond it.
+            link(
+                End(machine, "tailscale0", f"{tailnet}/32"),
+                End(machine, "derp0", "169.254.100.1/32"),
+            )
         self.macs[name] = machine
         return machine
 
