@@ -278,6 +278,8 @@ class ControlPlane:
             f"--tls-private-key-file={folder / 'apiserver.key'}",
             f"--client-ca-file={folder / 'ca.crt'}",
             "--authorization-mode=Node,RBAC",
+            # As on every real cluster: what forbids privileged pods is admission, not this flag.
+            "--allow-privileged=true",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={folder / 'service-account.key'}",
             f"--service-account-signing-key-file={folder / 'service-account.key'}",
