@@ -95,11 +95,10 @@ class KubeClient:
         self.write_gate: Gate | None = None
 
     async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._transport.__aexit__(*exc)
+        self._transport.close()
 
     @property
     def access(self) -> Access:
@@ -233,8 +232,8 @@ class KubeClient:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         accept = METADATA if metadata_only else "application/json"
         call = Call("GET", _target(resource, namespace, query=query), accept=accept)
-        async with self._transport.stream(call) as response:
-            yield WatchStream(response, inactivity_timeout=inactivity_timeout, coalesce=coalesce)
+        async with self._transport.stream(call) as connection:
+            yield WatchStream(connection, inactivity_timeout=inactivity_timeout, coalesce=coalesce)
 
     async def server_version(self) -> str:
         """The API server's version, for example "v1.36.3"."""

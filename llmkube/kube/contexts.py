@@ -206,11 +206,15 @@ def _proxy(cluster: Section, server: str) -> str | None:
     """`proxy-url`, or what HTTPS_PROXY and NO_PROXY say; read once, not at each request."""
     parts = urlsplit(server)
     proxy = cluster.text("proxy-url")
-    if proxy is None and not proxy_bypass(parts.netloc):
+    if proxy is None and not is_loopback(parts.hostname or "") and not proxy_bypass(parts.netloc):
         proxy = getproxies().get(parts.scheme)
-    if proxy and not proxy.startswith(("http://", "https://")):
-        raise cluster.error("only http:// and https:// proxies are supported")
+    if proxy and not (proxy.startswith("http://") and urlsplit(proxy).hostname):
+        raise cluster.error("only proxies of the form http://HOST:PORT are supported")
     return proxy
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 async def _credential(user: Section, cluster: Section) -> tuple[Credential, list[Path | None]]:

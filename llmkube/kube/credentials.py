@@ -89,6 +89,7 @@ def ssl_context(
             f"{origin}: the certificate authority is not a list of PEM certificates; "
             "put the cluster's CA bundle there"
         ) from error
+    context.set_alpn_protocols(["http/1.1"])
     # Python 3.13 turned this on; the CAs of many clusters lack the extensions it asks for.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not trust.verify:

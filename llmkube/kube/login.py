@@ -9,16 +9,16 @@ and a failed one keeps what there is. The user is `llmkube.kube.transport`.
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 
 from llmkube.clock import Clock, Now
-from llmkube.kube.credentials import Access, ServerTrust
+from llmkube.kube.connection import Origin
+from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ConfigError
 
 CHECK_EVERY = timedelta(minutes=1)
@@ -36,24 +36,37 @@ class Login:
     """One access, made ready for requests."""
 
     access: Access
-    ssl_context: ssl.SSLContext | None
-    headers: Mapping[str, str] = field(repr=False)
+    origin: Origin
+    base_path: str
+    """What the server's URL has before the API's own paths, usually nothing."""
+    headers: str = field(repr=False)
+    """Host and Authorization, as they are sent."""
 
     @staticmethod
     def of(access: Access, previous: Login | None = None) -> Login:
-        """Make an access ready; the TLS context is kept while it still fits, because pooled
+        """Make an access ready; the origin is kept while it still fits, because pooled
         connections belong to it. Raises ConfigError."""
-        if previous is not None and _same_tls(previous.access, access):
-            context = previous.ssl_context
-        else:
-            context = access.ssl_context() if access.server.startswith("https:") else None
-        authorization = access.credential.authorization
-        return Login(access, context, {"Authorization": authorization} if authorization else {})
+        parts = urlsplit(access.server)
+        headers = f"Host: {parts.netloc}\r\n"
+        if access.credential.authorization is not None:
+            headers += f"Authorization: {_header_value(access)}\r\n"
+        if previous is not None and _same_origin(previous.access, access):
+            return Login(access, previous.origin, parts.path, headers)
+        context = access.ssl_context() if parts.scheme == "https" else None
+        origin = Origin.of(access.server, context, access.trust.server_name, access.proxy)
+        return Login(access, origin, parts.path, headers)
 
 
-def _same_tls(one: Access, other: Access) -> bool:
-    def key(access: Access) -> tuple[ServerTrust, object, bool]:
-        return access.trust, access.credential.certificate, access.server.startswith("https:")
+def _header_value(access: Access) -> str:
+    value = access.credential.authorization or ""
+    if not value.isascii() or not value.isprintable():
+        raise ConfigError(f"{access.origin}: the credential holds characters that none has")
+    return value
+
+
+def _same_origin(one: Access, other: Access) -> bool:
+    def key(access: Access) -> tuple[object, ...]:
+        return access.server, access.trust, access.credential.certificate, access.proxy
 
     return key(one) == key(other)
 

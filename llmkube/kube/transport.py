@@ -1,39 +1,35 @@
-"""HTTP to the API server: one pooled aiohttp session, bounded in time, errors classified.
+"""Requests to the API server: bounded in time, authenticated, their failures classified.
 
 `Transport.request` sends one call and returns the answer's bytes; `Transport.stream` opens a
 watch. It promises: every failure is a class of `llmkube.kube.errors`; no call outlives its
 timeout; a 401 is tried once more with re-read credentials; an idempotent call that met a
 connection the server had already closed is sent once more, a POST never. There are no other
-retries here. Next: `llmkube.kube.client`, the verbs on top.
+retries here, and redirects are not followed. Above: `llmkube.kube.client`, the verbs. Below:
+`connection` and `http1`; docs/decisions/0001-transport.md says why these are our own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Self
-
-import aiohttp
-from yarl import URL
 
 from llmkube.clock import ZERO, Clock
+from llmkube.kube.connection import CONNECT_TIMEOUT, Connection, Disconnected, Pool, connect
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ApiError, Unauthorized, Unavailable, from_status
+from llmkube.kube.http1 import BadAnswer, Head, decoded
 from llmkube.kube.login import Login, Logins
 from llmkube.metrics import RestMetrics
 
 JSON = "application/json"
-CONNECT_TIMEOUT = timedelta(seconds=10)
-KEEP_ALIVE = timedelta(seconds=55)
-"""Idle connections are dropped before usual load balancers (60 s) do it without telling."""
 ERROR_BODY_LIMIT = 64 * 1024
 
-_NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
-_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+_NETWORK_ERRORS = (Disconnected, BadAnswer, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +48,6 @@ class Call:
     idempotent: bool = True
     compressed: bool = False
     """Ask for gzip: worth it for lists, never for watches."""
-
-    def headers(self) -> dict[str, str]:
-        encoding = "gzip" if self.compressed else "identity"
-        headers = {"Accept": self.accept, "Accept-Encoding": encoding}
-        if self.body is not None:
-            headers["Content-Type"] = self.content_type
-        return headers
 
 
 Gate = Callable[[], None]
@@ -81,26 +70,11 @@ class Transport:
         self._user_agent = user_agent
         self._timeout = request_timeout.total_seconds()
         self._logins = Logins(access, clock)
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool()
 
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,  # callers are bounded; a full pool would only hide that behind a wait
-                keepalive_timeout=KEEP_ALIVE.total_seconds(),
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": self._user_agent},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT.total_seconds()),
-            trust_env=False,  # a proxy is part of the Access, looked up once
-        )
-        # aiohttp would repeat PUT and DELETE itself, past the write gate.
-        self._session._retry_connection = False
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+    def close(self) -> None:
+        """Cut the idle connections."""
+        self._pool.close()
 
     @property
     def access(self) -> Access:
@@ -119,89 +93,88 @@ class Transport:
             raise self._failed(call, f"no answer within {self._timeout:g} s") from error
 
     async def _attempts(self, call: Call, gate: Gate | None) -> bytes:
-        login = await self._logins.current()
-        for first in (True, False):
+        login, fresh = await self._logins.current(), False
+        for last in (False, True):
             if gate is not None:
                 gate()
             try:
-                return await self._send(call, login)
+                return await self._send(call, login, fresh=fresh)
             except Unauthorized:
-                newer = await self._logins.after_rejection(login) if first else None
+                newer = None if last else await self._logins.after_rejection(login)
                 if newer is None:
                     raise
                 login = newer
                 self._repeating(call, 401)
-            except _STALE as error:
-                if not (first and call.idempotent) or isinstance(
-                    error, aiohttp.ClientConnectorError
-                ):
+            except Disconnected as error:
+                if last or not (error.stale and call.idempotent):
                     raise self._failed(call, error) from error
+                fresh = True
                 self._repeating(call, None)
             except _NETWORK_ERRORS as error:
                 raise self._failed(call, error) from error
         raise AssertionError("unreachable")
 
-    async def _send(self, call: Call, login: Login) -> bytes:
+    async def _send(self, call: Call, login: Login, *, fresh: bool) -> bytes:
         started = self._clock.now().mono
-        async with self._open(call, login) as response:
-            body = await response.read()
-            self._observe(call, response.status, started, len(body))
-            if 200 <= response.status < 300:
-                return body
-            raise self._refused(response, body)
+        request = self._render(call, login)
+        head, body = await self._pool.exchange(login.origin, request, fresh=fresh)
+        self._observe(call, head.status, started, len(body))
+        if "content-encoding" in head.headers:
+            body = decoded(head, body)
+        if 200 <= head.status < 300:
+            return body
+        raise self._refused(head, body)
 
     @asynccontextmanager
-    async def stream(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a long answer, and cut its connection at the end. Raises ApiError.
+    async def stream(self, call: Call) -> AsyncIterator[Connection]:
+        """Open a long answer on a connection of its own, which is cut at the end.
 
-        The request timeout bounds the time until the headers; the caller bounds each read.
+        Raises ApiError. The request timeout bounds the time until the headers; the caller bounds
+        each `Connection.read`.
         """
         login = await self._logins.current()
         try:
-            response = await self._open_stream(call, login)
+            connection = await self._open(call, login)
         except Unauthorized:
             newer = await self._logins.after_rejection(login)
             if newer is None:
                 raise
-            response = await self._open_stream(call, newer)
+            connection = await self._open(call, newer)
         try:
-            yield response
+            yield connection
         finally:
-            _abort(response)
+            connection.abort()
 
-    async def _open_stream(self, call: Call, login: Login) -> aiohttp.ClientResponse:
+    async def _open(self, call: Call, login: Login) -> Connection:
         started = self._clock.now().mono
-        response = None
+        connection = None
         try:
             async with asyncio.timeout(self._timeout):
-                response = await self._open(call, login)
-                self._observe(call, response.status, started, None)
-                if response.status == 200:
-                    return response
-                error = self._refused(response, await response.content.read(ERROR_BODY_LIMIT))
-        except _NETWORK_ERRORS as cause:
-            error = self._failed(call, cause)
-            error.__cause__ = cause
-        except BaseException:
-            if response is not None:
-                _abort(response)
-            raise
-        if response is not None:
-            _abort(response)
-        raise error
+                connection = await connect(login.origin)
+                head = await connection.open(self._render(call, login))
+                self._observe(call, head.status, started, None)
+                if head.status == 200:
+                    opened, connection = connection, None
+                    return opened
+                body = await _read_some(connection)
+        except _NETWORK_ERRORS as error:
+            raise self._failed(call, error) from error
+        finally:
+            if connection is not None:
+                connection.abort()
+        raise self._refused(head, body)
 
-    def _open(self, call: Call, login: Login) -> aiohttp.client._RequestContextManager:
-        assert self._session is not None, "the client is used outside its `async with`"
-        return self._session.request(
-            call.method,
-            URL(login.access.server + call.target, encoded=True),
-            data=call.body,
-            headers={**call.headers(), **login.headers},
-            allow_redirects=False,
-            ssl=login.ssl_context or True,
-            server_hostname=login.access.trust.server_name,
-            proxy=login.access.proxy,
+    def _render(self, call: Call, login: Login) -> bytes:
+        encoding = "gzip" if call.compressed else "identity"
+        head = (
+            f"{call.method} {login.base_path}{call.target} HTTP/1.1\r\n{login.headers}"
+            f"User-Agent: {self._user_agent}\r\nAccept: {call.accept}\r\n"
+            f"Accept-Encoding: {encoding}\r\n"
         )
+        if call.body is None:
+            return f"{head}\r\n".encode()
+        length = f"Content-Type: {call.content_type}\r\nContent-Length: {len(call.body)}\r\n\r\n"
+        return (head + length).encode() + call.body
 
     def _observe(self, call: Call, status: int, started: timedelta, received: int | None) -> None:
         if self._metrics is not None:
@@ -218,18 +191,18 @@ class Transport:
             self._metrics.failed(call.method)
         return Unavailable(f"{self.access.server}: {_explain(cause)}")
 
-    def _refused(self, response: aiohttp.ClientResponse, body: bytes) -> ApiError:
-        if 300 <= response.status < 400:
+    def _refused(self, head: Head, body: bytes) -> ApiError:
+        if 300 <= head.status < 400:
             return Unavailable(
                 f"{self.access.server} answers with a redirect: this is not the URL of an API "
                 "server",
-                status=response.status,
+                status=head.status,
             )
-        retry_after = self._retry_after(response.headers)
-        return from_status(response.status, body[:ERROR_BODY_LIMIT], retry_after)
+        retry_after = self._retry_after(head.headers)
+        return from_status(head.status, body[:ERROR_BODY_LIMIT], retry_after)
 
     def _retry_after(self, headers: Mapping[str, str]) -> timedelta | None:
-        text = headers.get("Retry-After", "").strip()
+        text = headers.get("retry-after", "")
         if text.isascii() and text.isdigit():
             return timedelta(seconds=min(int(text[:9]), 86_400))
         try:
@@ -241,31 +214,30 @@ class Transport:
         return min(max(instant - self._clock.now().wall, ZERO), timedelta(days=1))
 
 
-def _abort(response: aiohttp.ClientResponse) -> None:
-    """Cut the connection: an orderly TLS close would wait for a peer that may be gone."""
-    if response.connection is not None and response.connection.transport is not None:
-        response.connection.transport.abort()
-    response.close()
+async def _read_some(connection: Connection) -> bytes:
+    """The explanation in an answer that refuses, as far as it is of use."""
+    body = b""
+    while len(body) < ERROR_BODY_LIMIT and (data := await connection.read()):
+        body += data
+    return body
 
 
 def _explain(cause: Exception | str) -> str:
     match cause:
         case str():
             return cause
-        case aiohttp.ClientConnectorCertificateError():
+        case ssl.SSLCertVerificationError():
             return (
-                f"its certificate is not trusted ({cause.certificate_error}): check the "
+                f"its certificate is not trusted ({cause.verify_message}): check the "
                 "certificate-authority of the kubeconfig"
             )
-        case aiohttp.ClientConnectorDNSError():
-            return f"the host name cannot be resolved ({cause.os_error})"
-        case aiohttp.ConnectionTimeoutError():
-            return f"no connection within {CONNECT_TIMEOUT.total_seconds():g} s"
+        case ssl.SSLError():
+            return f"no TLS connection ({cause.reason or type(cause).__name__})"
         case TimeoutError():
-            return "no answer in time"
-        case aiohttp.ClientConnectorError():
-            return f"cannot connect ({cause.os_error})"
-        case aiohttp.ServerDisconnectedError():
-            return "the connection was closed before the answer came"
+            return f"no connection within {CONNECT_TIMEOUT.total_seconds():g} s"
+        case OSError():
+            return f"cannot connect ({cause.strerror or cause})"
+        case BadAnswer():
+            return f"it does not answer in HTTP as an API server does ({cause})"
         case _:
-            return f"the connection broke ({type(cause).__name__}: {cause})"
+            return f"the connection was lost before the answer was complete ({cause})"

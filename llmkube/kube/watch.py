@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import aiohttp
-
 from llmkube.clock import ZERO
+from llmkube.kube.connection import Connection, Disconnected
 from llmkube.kube.errors import Unavailable
+from llmkube.kube.http1 import BadAnswer
 
 BURST = 32 * 1024
 """Reads of this size or more are a backlog, which is read on without pauses."""
@@ -22,19 +22,19 @@ BURST = 32 * 1024
 class WatchStream:
     """The body of one watch.
 
-    With `coalesce` the transport is paused that long after each small read and then takes
-    everything that has gathered: nearly all of an event's cost is the waking up. Nothing is read
-    while nobody awaits `read`, so a slow reader slows the server down, not our memory up.
+    With `coalesce` the socket is paused that long after each small read, and then everything that
+    has gathered is taken: nearly all of an event's cost is the waking up. A slow reader slows the
+    server down, and does not fill our memory.
     """
 
     def __init__(
         self,
-        response: aiohttp.ClientResponse,
+        connection: Connection,
         *,
         inactivity_timeout: timedelta,
         coalesce: timedelta = ZERO,
     ) -> None:
-        self._response = response
+        self._connection = connection
         self._inactivity = inactivity_timeout.total_seconds()
         self._coalesce = coalesce.total_seconds()
         self._resume_at: float | None = None
@@ -47,28 +47,19 @@ class WatchStream:
         try:
             async with asyncio.timeout(self._inactivity):
                 if self._resume_at is not None:
-                    await self._gather()
-                data = await self._response.content.readany()
+                    await self._gather(self._resume_at)
+                data = await self._connection.read()
         except TimeoutError as error:
             raise Unavailable(f"the watch was silent for {self._inactivity:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"the watch broke ({type(error).__name__})") from error
+        except (Disconnected, BadAnswer) as error:
+            raise Unavailable(f"the watch broke ({error})") from error
         if self._coalesce and 0 < len(data) < BURST:
-            self._pause()
+            self._connection.pause()
+            self._resume_at = asyncio.get_running_loop().time() + self._coalesce
         return data
 
-    def _pause(self) -> None:
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.pause_reading()
-            self._resume_at = asyncio.get_running_loop().time() + self._coalesce
-
-    async def _gather(self) -> None:
-        assert self._resume_at is not None
-        pause = self._resume_at - asyncio.get_running_loop().time()
+    async def _gather(self, until: float) -> None:
+        self._resume_at = None
+        pause = until - asyncio.get_running_loop().time()
         if pause > 0:
             await asyncio.sleep(pause)
-        self._resume_at = None
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.resume_reading()
