@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -415,10 +416,19 @@ def _target(
     *,
     query: Mapping[str, str] | None = None,
 ) -> str:
-    """Path and query. Names are quoted: RBAC objects may contain colons, and more."""
+    """Path and query. Names are quoted: those of RBAC objects may contain colons, and more."""
     path = resource.path(
-        quote(namespace, safe="") if namespace else None,
-        quote(name, safe=":") if name else None,
-        subresource,
+        _quoted(namespace) if namespace else None, _quoted(name) if name else None, subresource
     )
-    return f"{path}?{urlencode(query)}" if query else path
+    return f"{path}?{_urlencoded(tuple(query.items()))}" if query else path
+
+
+def _quoted(name: str) -> str:
+    plain = name.isascii() and name.replace("-", "").replace(".", "").isalnum()
+    return name if plain else quote(name, safe=":")
+
+
+@lru_cache(maxsize=256)
+def _urlencoded(query: tuple[tuple[str, str], ...]) -> str:
+    """Nearly every write has the query of one before it."""
+    return urlencode(query)

@@ -176,17 +176,21 @@ def parse_head(head: bytes) -> Head:
     code = rest[:3]
     if version not in ("HTTP/1.1", "HTTP/1.0") or not (code.isascii() and code.isdigit()):
         raise BadAnswer("the answer is not HTTP/1.1")
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name or name[-1].isspace() or name[0].isspace():
-            raise BadAnswer("a header is malformed")
-        name, value = name.lower(), value.strip()
-        if name in ("content-length", "transfer-encoding") and headers.get(name, value) != value:
-            raise BadAnswer(f"two different {name} headers")
-        headers[name] = value
+    pairs = [line.partition(":") for line in lines]
+    headers = {name.lower(): value.strip() for name, _, value in pairs}
+    if len(headers) != len(pairs):
+        _check_repeated(pairs)
+    if not all(headers) or " " in "".join(headers):
+        raise BadAnswer("a header is malformed")
     persistent = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
     return Head(int(code), headers, persistent)
+
+
+def _check_repeated(pairs: list[tuple[str, str, str]]) -> None:
+    """Two opinions on where the body ends are none."""
+    for framing in ("content-length", "transfer-encoding"):
+        if len({value.strip() for name, _, value in pairs if name.lower() == framing}) > 1:
+            raise BadAnswer(f"two different {framing} headers")
 
 
 def _framing(head: Head) -> tuple[_Expect, int]:
