@@ -329,6 +329,24 @@ def test_events_mark_changes_not_first_values() -> None:
     assert (event.type, event.reason) == ("Normal", "HeartbeatReceived")
 
 
+@pytest.mark.parametrize(
+    ("was", "known", "told"),
+    [
+        ("NeverConnected", {"account": Account.MISSING}, True),
+        ("HeartbeatExpired", {"lease_exists": False}, True),
+        ("ServiceAccountNotFound", {"lease_exists": False}, False),
+        ("LeaseNotFound", {}, False),
+    ],
+    ids=["revoked", "Lease lost", "registration: account made", "registration: Lease made"],
+)
+def test_another_reason_is_told_if_it_is_graver(
+    was: str, known: dict[str, Any], told: bool
+) -> None:
+    decision = decide(facts("False", was, seen=None, **known))
+    assert condition(decision)["reason"] != was
+    assert [event.type for event in decision.events] == (["Warning"] if told else [])
+
+
 def test_skew_is_announced_once() -> None:
     known = steady(seen=beat(skew=timedelta(hours=2)))
     (event,) = decide(known).events

@@ -28,7 +28,7 @@ from llmkube.api.names import ConditionType, ConnectedReason
 from llmkube.api.report import AgentReport, ReportedCapacity
 from llmkube.api.times import format_time, parse_time
 from llmkube.clock import Now
-from llmkube.rules.conditions import build_condition, turned
+from llmkube.rules.conditions import build_condition
 from llmkube.rules.decision import Decision, EventNote, EventType
 from llmkube.rules.liveness import DEAD, Judgement, Record, Trust, judge
 from llmkube.rules.quantity import format_bytes
@@ -36,6 +36,13 @@ from llmkube.rules.skew import skew_event, skew_word
 
 _INT32 = 1 << 31
 _CLOCK = "The Mac's clock"
+_GRAVITY: dict[str, int] = {
+    ConnectedReason.HEARTBEAT_RECEIVED: 0,
+    ConnectedReason.NEVER_CONNECTED: 1,
+    ConnectedReason.HEARTBEAT_EXPIRED: 1,
+    ConnectedReason.LEASE_NOT_FOUND: 2,
+    ConnectedReason.SERVICE_ACCOUNT_NOT_FOUND: 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +251,20 @@ def _events(
     settings: HeartbeatSettings,
 ) -> tuple[EventNote, ...]:
     events = []
-    if turned(facts.condition, status, reason):
+    if _worth_telling(facts.condition, status, reason):
         kind = EventType.NORMAL if status == "True" else EventType.WARNING
         events.append(EventNote(kind, reason, "SetAgentConnected", message))
     skew = skew_event(facts.record, settings.trust, _CLOCK)
     if skew is not None and not facts.skew_announced:
         events.append(skew)
     return tuple(events)
+
+
+def _worth_telling(previous: CachedCondition | None, status: str, reason: ConnectedReason) -> bool:
+    """A change of status is; so is a graver reason. A registration that gets on is neither."""
+    if previous is None:
+        return False
+    return previous.status != status or _GRAVITY[reason] > _GRAVITY.get(previous.reason, 0)
 
 
 def _skew(facts: HeartbeatFacts, settings: HeartbeatSettings) -> str:
