@@ -8,6 +8,7 @@ a thread, for which it takes a snapshot first (cached objects are immutable).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llmkube.api.cached import CachedFederatedCluster, CachedMetalNode
+from llmkube.api.metalnode import CandidateResult
 from llmkube.api.names import ConditionType, Phase
 from llmkube.api.times import parse_time
 from llmkube.rules.liveness import Record
@@ -118,6 +120,12 @@ def _metalnode_skew(node: CachedMetalNode, record: Record | None) -> list[tuple[
     return [(_of(node), record.skew.total_seconds())]
 
 
+def _candidates(node: CachedMetalNode, _record: Record | None) -> list[tuple[Labels, Value]]:
+    """Only the results that occur, and only known words: ten thousand Macs have few series."""
+    counts = Counter(candidate.result for candidate in node.status.candidates)
+    return [((*_of(node), r.value), counts[r]) for r in CandidateResult if counts[r]]
+
+
 _METALNODE = ("namespace", "name")
 METALNODE_FAMILIES = (
     Family(
@@ -143,6 +151,12 @@ METALNODE_FAMILIES = (
         "The Mac's clock minus the controller's, at the last heartbeat seen",
         _METALNODE,
         _metalnode_skew,
+    ),
+    Family(
+        "llmkube_metalnode_candidates",
+        "Addresses of the Mac, by the result of their last dial-back",
+        (*_METALNODE, "result"),
+        _candidates,
     ),
 )
 
