@@ -37,15 +37,22 @@ from llmkube.kube.resources import (
 )
 from llmkube.metrics import Metrics
 from llmkube.reconcilers import heartbeat, verification_caches
+from llmkube.reconcilers.collectors import (
+    FEDERATEDCLUSTER_FAMILIES,
+    METALNODE_FAMILIES,
+    ObjectCollector,
+)
 from llmkube.reconcilers.federatedcluster import FederatedClusterReconciler
 from llmkube.reconcilers.heartbeat import HeartbeatReconciler, Sources
 from llmkube.reconcilers.verification import VerificationReconciler, VerificationSettings
 from llmkube.reconcilers.verification_caches import VerificationCaches
 from llmkube.reconcilers.verification_metrics import VerificationMetrics
+from llmkube.rules.liveness import Record
 from llmkube.rules.verifier_pod import PodSettings
 from llmkube.verifier.policy import AddressPolicy
 
 T = TypeVar("T", bound=Any)
+RecordOf = Callable[[T], Record | None]
 
 NOT_NODE_LEASES = "metadata.namespace!=kube-node-lease"
 """The kubelets' own Leases are many, change often, and are none of our business."""
@@ -76,6 +83,7 @@ class Parts:
         self.metrics = metrics
         self.informers: dict[str, Informer[Any]] = {}
         self.controllers: list[Controller] = []
+        self.collectors: list[ObjectCollector] = []
         self._options = options
         self._client = client
         self._recorder = recorder
@@ -102,8 +110,10 @@ class Parts:
             field_selector=None if self._options.namespaces else NOT_NODE_LEASES,
             coalesce=self._options.tuning.life.lease_coalescing,
         )
+        record_of: RecordOf[CachedMetalNode] = _no_record
         if ControllerName.HEARTBEAT in wanted:
-            self._add_heartbeat(nodes, leases, guard)
+            record_of = self._add_heartbeat(nodes, leases, guard)
+        self.collectors.append(ObjectCollector(METALNODE_FAMILIES, nodes.store.values, record_of))
         if ControllerName.VERIFICATION in wanted:
             self._add_verification(nodes, leases, guard)
 
@@ -112,7 +122,7 @@ class Parts:
         nodes: Informer[CachedMetalNode],
         leases: Informer[CachedLease],
         guard: CacheGuard[CachedMetalNode],
-    ) -> None:
+    ) -> RecordOf[CachedMetalNode]:
         accounts: Informer[CachedMeta] = self._informer(
             SERVICEACCOUNTS, CachedMeta, metadata_only=True
         )
@@ -134,6 +144,7 @@ class Parts:
             reconciler.enqueue_all,
             (nodes, leases, accounts),
         )
+        return reconciler.record_of
 
     def _add_verification(
         self,
@@ -197,6 +208,9 @@ class Parts:
             self._options.tuning.phase,
         )
         reconciler.attach()
+        self.collectors.append(
+            ObjectCollector(FEDERATEDCLUSTER_FAMILIES, clusters.store.values, reconciler.record_of)
+        )
         self._add(
             ControllerName.FEDERATEDCLUSTER,
             queue,
@@ -252,3 +266,7 @@ class Parts:
         )
         self.informers[resource.plural] = informer
         return informer
+
+
+def _no_record(_node: CachedMetalNode) -> None:
+    """Nobody observes heartbeats here."""

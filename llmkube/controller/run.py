@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from llmkube import __version__
 from llmkube.api.names import CONTROLLER_ACCOUNT
@@ -36,6 +35,7 @@ from llmkube.kube.errors import ApiError, Unauthorized
 from llmkube.kube.events import EventRecorder
 from llmkube.leader import LeaderElector
 from llmkube.metrics import Metrics
+from llmkube.reconcilers.collectors import render_metrics
 
 _log = structlog.get_logger(__name__)
 
@@ -192,7 +192,7 @@ class Process:
         return live, ready
 
     def _render(self) -> tuple[bytes, str]:
-        return generate_latest(self._metrics.registry), CONTENT_TYPE_LATEST
+        return render_metrics(self._metrics.registry, self._parts.collectors)
 
     # Starting -----------------------------------------------------------------------------------
 

@@ -78,6 +78,10 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         for key in self._clusters.store.keys():  # noqa: SIM118 - a store is no dict
             self._queue.add(key, initial=True)
 
+    def record_of(self, cluster: CachedFederatedCluster) -> Record | None:
+        """What was seen of a site's heartbeats."""
+        return self.book.get(cluster.key)
+
     # Watching -----------------------------------------------------------------------------------
 
     def _changed(self, change: Change[CachedFederatedCluster]) -> None:
