@@ -146,7 +146,7 @@ class Agent:
         while True:
             await asyncio.sleep(settings.tick.total_seconds())
             if slept := watch.look(self._clock):
-                log.info("the machine slept", until=self._clock.now().wall, length=str(slept))
+                log.info("the machine slept", length=str(slept))
                 return
             if (latest := _signature(self._options.kubeconfig)) != credential:
                 credential = latest

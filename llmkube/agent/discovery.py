@@ -174,8 +174,8 @@ class CandidateFinder:
 
 
 def _tell(discovery: Discovery) -> None:
-    chosen = [f"{c.address} ({c.source})" for c in discovery.candidates]
-    rejected = [str(item) for item in discovery.rejected]
+    chosen = ", ".join(f"{c.address} ({c.source})" for c in discovery.candidates)
+    rejected = "; ".join(str(item) for item in discovery.rejected)
     if chosen:
         log.info("addresses offered to the cluster", chosen=chosen, rejected=rejected)
     else:

@@ -116,8 +116,7 @@ class Ingress:
         """Serve until cancelled, or drained. Raises OSError if the port cannot be had."""
         await self._ready.wait()
         sockets = _listen(self._bind, self._port)
-        addresses = [_show(sock) for sock in sockets]
-        log.info("ingress listens", addresses=addresses)
+        log.info("ingress listens", addresses=", ".join(map(_show, sockets)))
         try:
             async with self._relay.open(), asyncio.TaskGroup() as group:
                 server = _Server(self, self._relay, self._settings)

@@ -7,6 +7,7 @@ long. What the text may look like is `llmkube.api.report`'s contract.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -64,7 +65,7 @@ class Reporter:
         while True:
             self._capacity = await read_capacity()
             if self._capacity.chip is not None and self._capacity.memory_bytes is not None:
-                log.info("hardware", capacity=self._capacity)
+                log.info("hardware found", **dataclasses.asdict(self._capacity))
                 return
             await asyncio.sleep(HARDWARE_RETRY.total_seconds())
 
