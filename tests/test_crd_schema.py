@@ -104,7 +104,7 @@ def test_columns(definition: Definition, narrow: list[str], wide: list[str]) -> 
 
 
 def test_the_committed_files_are_the_generated_ones() -> None:
-    for path, text in generated_files():
+    for path, text in generated_files(ROOT):
         assert (ROOT / path).read_text() == text, f"{path}: run `make generate`"
 
 
