@@ -9,7 +9,7 @@ does anything for a request; `llmkube.agent.relay` is the one who asks.
 from __future__ import annotations
 
 import hmac
-import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,9 +73,12 @@ class TokenGate:
 
     def _read(self) -> bytes | None:
         try:
+            mode = self.path.stat().st_mode
+            if not stat.S_ISREG(mode):  # opening a pipe would wait for a writer
+                self._unusable("it is not a regular file")
+                return None
             with self.path.open("rb") as file:
                 content = file.read(MAX_TOKEN_BYTES + 1)
-                mode = os.fstat(file.fileno()).st_mode
         except OSError as error:
             self._unusable(error.strerror or type(error).__name__)
             return None

@@ -81,9 +81,12 @@ def read_private(path: Path) -> bytes | None:
             f"cannot read {path}: {error.strerror}. It must be a regular file that belongs to "
             "the agent's user, not a link; put it back from a backup"
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         _check_file(path, os.fstat(descriptor))
-        content = file.read(MAX_FILE_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_FILE_BYTES:
         raise StateError(
             f"{path} is larger than {MAX_FILE_BYTES} bytes, which the agent never writes"
