@@ -380,7 +380,10 @@ async def test_a_plugin_gets_its_arguments_and_environment(tmp_path: Path) -> No
     ("script", "complaint"),
     [
         pytest.param("import sys; sys.exit('no login')", "by hand.*no login", id="it fails"),
-        pytest.param("print('hello')", "failed", id="no JSON"),
+        pytest.param("print('hello')", "neither a token", id="no JSON"),
+        pytest.param(
+            "import sys; sys.stderr.write('x' * 200_000); sys.exit(1)", "exit code 1", id="it rants"
+        ),
         pytest.param(answering({}), "neither a token nor a certificate", id="an empty status"),
         pytest.param(answering({"token": ""}), "neither", id="an empty token"),
         pytest.param(
@@ -396,6 +399,8 @@ async def test_a_plugin_that_fails_never_ends_in_anonymous_requests(
     monkeypatch.setattr(execplugin, "EXEC_TIMEOUT", timedelta(seconds=seconds))
     with pytest.raises(ConfigError, match=complaint):
         await load(tmp_path, kubeconfig(user=plugin(tmp_path, script)))
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(tmp_path / "plugin") not in listed.stdout, "it must not be left running"
 
 
 async def test_a_missing_plugin_says_how_to_install_it(tmp_path: Path) -> None:
