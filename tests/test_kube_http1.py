@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmkube.kube.http1 import AnswerParser, BadAnswer, Head, decoded, parse_head
@@ -32,6 +32,7 @@ def fed(parser: AnswerParser, data: bytes, cuts: list[int]) -> bytes:
     return body
 
 
+@settings(deadline=None)
 @given(st.lists(bodies.filter(len)), st.lists(st.integers(0, 4000)), st.sampled_from(["", ";a=b"]))
 def test_chunks_come_out_whole_however_they_are_cut(
     pieces: list[bytes], cuts: list[int], extension: str
@@ -43,6 +44,7 @@ def test_chunks_come_out_whole_however_they_are_cut(
     assert parser.clean
 
 
+@settings(deadline=None)
 @given(bodies, st.lists(st.integers(0, 4000)), bodies)
 def test_a_counted_body_ends_where_it_said(body: bytes, cuts: list[int], more: bytes) -> None:
     parser = AnswerParser()
@@ -52,6 +54,7 @@ def test_a_counted_body_ends_where_it_said(body: bytes, cuts: list[int], more: b
     assert parser.clean == (not more)
 
 
+@settings(deadline=None)
 @given(bodies, st.lists(st.integers(0, 4000)))
 def test_a_body_of_unknown_length_ends_with_the_connection(body: bytes, cuts: list[int]) -> None:
     parser = AnswerParser()
@@ -61,6 +64,7 @@ def test_a_body_of_unknown_length_ends_with_the_connection(body: bytes, cuts: li
     assert parser.complete
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_garbage_is_refused_or_waited_for_but_never_crashes(data: bytes) -> None:
     parser = AnswerParser()

@@ -52,10 +52,15 @@ def render_kubeconfig(
         "user": user,
         "token": token,
     }
-    quoted = {key: json.dumps(value) for key, value in parts.items()}  # JSON strings are YAML
+    quoted = {key: _quoted(value) for key, value in parts.items()}
     if ca_pem is None:
         return _TEMPLATE.replace("    certificate-authority-data: {ca}\n", "").format(**quoted)
     return _TEMPLATE.format(ca=base64.b64encode(ca_pem).decode(), **quoted)
+
+
+def _quoted(value: str) -> str:
+    """A YAML string: a JSON one, but for JSON's surrogate pairs, which YAML does not know."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def write_kubeconfig(
@@ -84,7 +89,7 @@ def replace_token(path: Path, token: str, *, replacing: str | None = None) -> No
     start, end, old = _find_token(text, path)
     if replacing is not None and old != replacing:
         raise ConfigError(f"{path}: holds another token by now, which is kept")
-    changed = text[:start] + json.dumps(token) + text[end:]
+    changed = text[:start] + _quoted(token) + text[end:]
     if _find_token(changed, path)[2] != token:
         raise ConfigError(f"{path}: the token cannot be replaced; write it as a plain string")
     write_private(real, changed.encode(), keep_owner=True)
