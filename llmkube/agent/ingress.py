@@ -23,7 +23,7 @@ import structlog
 from aiohttp import web
 
 from llmkube.agent.identity import IngressCertificate
-from llmkube.agent.relay import Relay
+from llmkube.agent.relay import PIECE_BYTES, Relay
 from llmkube.agent.settings import IngressSettings
 
 BACKLOG: Final = 128
@@ -65,6 +65,7 @@ class _Server(web.Server):
             access_log=None,
             logger=logging.getLogger("llmkube.agent.http"),
             auto_decompress=False,
+            read_bufsize=PIECE_BYTES,
             keepalive_timeout=settings.keepalive_timeout.total_seconds(),
             lingering_time=settings.close_timeout.total_seconds(),
         )
@@ -207,13 +208,15 @@ class Ingress:
     async def _shake_hands(
         self, connection: socket.socket, server: _Server
     ) -> tuple[asyncio.Transport, object]:
-        return await asyncio.get_running_loop().connect_accepted_socket(
+        transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
             cast(Any, server),
             connection,
             ssl=self._context,
             ssl_handshake_timeout=self._settings.handshake_timeout.total_seconds(),
             ssl_shutdown_timeout=self._settings.close_timeout.total_seconds(),
         )
+        transport.set_write_buffer_limits(high=PIECE_BYTES)  # 512 KiB otherwise
+        return transport, protocol
 
     async def _stay(self, guest: _Guest) -> None:
         """Until it closes; a stranger only for so long."""

@@ -35,6 +35,8 @@ from llmkube.agent.websocket import relay_websocket
 from llmkube.clock import Clock
 
 SERVER: Final = "llmkube-agent"
+PIECE_BYTES: Final = 64 * 1024
+"""At most this much is written at a time: TLS buffers grow to the largest piece they ever met."""
 _UPSTREAM_HEADER_LIMIT: Final = 64 * 1024
 _AUTOMATIC: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _REFUSAL_LOG_INTERVAL: Final = timedelta(minutes=1)
@@ -81,6 +83,7 @@ class Relay:
                 connect=self._settings.connect_timeout.total_seconds(),
                 sock_read=self._settings.upstream_silence.total_seconds(),
             ),
+            read_bufsize=PIECE_BYTES,
             max_line_size=_UPSTREAM_HEADER_LIMIT,
             max_field_size=_UPSTREAM_HEADER_LIMIT,
         ) as session:
@@ -179,7 +182,7 @@ class _Exchange:
         )
         response.headers.setdefault("Server", SERVER)
         await response.prepare(self._request)
-        async for chunk in answer.content.iter_any():
+        async for chunk in answer.content.iter_chunked(PIECE_BYTES):
             async with asyncio.timeout(self._stall):
                 await response.write(chunk)
         async with asyncio.timeout(self._stall):
