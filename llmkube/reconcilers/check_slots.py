@@ -26,8 +26,8 @@ class RunningChecks(Protocol):
     def running(self) -> set[str]:
         """Keys of MetalNodes with a pod out there that their podUID names."""
 
-    def shows(self, key: str, pod_uid: str) -> bool:
-        """Whether the cache is as new as the write that named this pod."""
+    def shows(self, key: str, version: str) -> bool:
+        """Whether the cached MetalNode is as new as this resourceVersion, or gone."""
 
 
 Turn = tuple[bool, timedelta, int]
@@ -56,7 +56,7 @@ class CheckSlots:
     def in_use(self) -> int:
         """Checks that run or are being started."""
         # What the cache shows is counted from the cache: it also knows when the check is over.
-        for key in [k for k, uid in self._started.items() if self._checks.shows(k, uid)]:
+        for key in [k for k, version in self._started.items() if self._checks.shows(k, version)]:
             del self._started[key]
         return len(self._checks.running() | self._starting | self._started.keys())
 
@@ -76,10 +76,11 @@ class CheckSlots:
         self._starting.add(key)
         return True
 
-    def started(self, key: str, pod_uid: str) -> None:
-        """The start is complete; its slot is held until the cache shows it, and then by it."""
+    def started(self, key: str, version: str) -> None:
+        """The start is complete, with a status of that resourceVersion; its slot is held until the
+        cache shows it, and then by what the cache shows."""
         self._starting.discard(key)
-        self._started[key] = pod_uid
+        self._started[key] = version
 
     def withdraw(self, key: str) -> None:
         """The key wants no slot: its start failed, or its check is not due any more."""

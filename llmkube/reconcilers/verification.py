@@ -212,8 +212,9 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             self._refused(applied, error)
             return
         uid = str(created["metadata"]["uid"])
-        if await self._name_pod(applied, uid):
-            self.slots.started(key, uid)
+        named = await self._name_pod(applied, uid)
+        if named is not None:
+            self.slots.started(key, named.resource_version)
             log.info("check started", metalnode=key, pod=created["metadata"]["name"], uid=uid)
         else:
             self.slots.withdraw(key)
@@ -232,23 +233,24 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         self.slots.withdraw(key)
         self._queue.add(key)
 
-    async def _name_pod(self, applied: Applied[Sight, VerificationDecision], pod_uid: str) -> bool:
-        """Write podUID; False if the start is not ours any more."""
+    async def _name_pod(
+        self, applied: Applied[Sight, VerificationDecision], pod_uid: str
+    ) -> Target | None:
+        """Write podUID; None if the start is not ours any more."""
         book = applied.decision.book
         status = self._with_book(applied.decision, book.named(pod_uid))
         target = applied.target
         for _ in range(ATTEMPTS):
             try:
-                await self.write(target, status)
-                return True
+                return await self.write(target, status)
             except NotFound:
-                return False
+                return None
             except Conflict:
                 node = await self._live_node(target.key)
                 if node is None or node.metadata.uid != target.uid:
-                    return False
+                    return None
                 if Bookkeeping.of(node.status.verification).last_start != book.last_start:
-                    return False
+                    return None
                 target = Target.of(node, node.status)
         raise Conflict(f"{target.key} changes faster than podUID can be written", status=409)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
 from llmkube.api.names import METALNODE_UID_LABEL, REPORT_ANNOTATION, ConditionType
+from llmkube.informers.guard import parse_version
 from llmkube.informers.store import Change, Store
 from llmkube.rules.checks import Bookkeeping
 
@@ -118,11 +119,12 @@ class VerificationCaches:
                 keys.add(key)
         return keys
 
-    def shows(self, key: str, pod_uid: str) -> bool:
-        """Whether the cached MetalNode is as new as the write that named this pod, or is gone."""
+    def shows(self, key: str, version: str) -> bool:
+        """Whether the cached MetalNode is as new as this resourceVersion, or gone."""
         node = self.nodes.get(key)
-        verification = node.status.verification if node is not None else None
-        return node is None or (verification is not None and verification.pod_uid == pod_uid)
+        if node is None:
+            return True
+        return parse_version(node.metadata.resource_version) >= parse_version(version)
 
 
 # Which changes matter ---------------------------------------------------------------------------

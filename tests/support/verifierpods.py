@@ -6,7 +6,8 @@ refuses everything.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import secrets
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from llmkube.api.cached import CachedMetalNode, CachedMetalNodeSpec, Meta
 from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
 from llmkube.api.spki import SpkiPin
 from llmkube.controller.options import DEFAULT_VERIFIER_IMAGE
-from llmkube.kube.errors import Forbidden
+from llmkube.kube.errors import Forbidden, NotFound
 from llmkube.kube.resources import PODS
 from llmkube.rules.checks import CheckInputs, CheckSettings
 from llmkube.rules.verifier_pod import PodSettings, pod_name, render_pod
@@ -38,7 +39,7 @@ async def wait_until_pods_are_allowed(cluster: ControlPlane) -> Path:
     pod = render_pod(
         node,
         inputs,
-        name=pod_name("probe", "pods-allowed"),
+        name=pod_name("probe", secrets.token_hex(4)),
         policy=AddressPolicy(),
         checks=CheckSettings(),
         settings=PodSettings(DEFAULT_VERIFIER_IMAGE),
@@ -52,7 +53,8 @@ async def wait_until_pods_are_allowed(cluster: ControlPlane) -> Path:
             except Forbidden:
                 return False
             meta = made["metadata"]
-            await client.delete(PODS, meta["name"], meta["namespace"], grace_seconds=0)
+            with suppress(NotFound):  # its owner does not exist: garbage collection may be faster
+                await client.delete(PODS, meta["name"], meta["namespace"], grace_seconds=0)
             return True
 
         await eventually(allowed, "the controller may create verifier pods")
