@@ -1,4 +1,4 @@
-"""`python -m bench [hub] [macs] [engine] [simulation]`: measure, print a table, write JSON."""
+"""`python -m bench [PART…]`: measure, print a table, write JSON. The parts are in PARTS."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench import hub, macs, report
+from bench import hub, macs, report, verifier
 from bench.report import Figure
 from devcluster.controlplane import ControlPlane
 from tests.conftest import install_crds, open_client
 
-PARTS = ("hub", "macs", "engine", "simulation")
+PARTS = ("hub", "macs", "engine", "simulation", "verifier")
 
 
 async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) -> list[Figure]:
     """All asked-for parts once, on one control plane."""
-    figures: list[Figure] = []
+    figures: list[Figure] = await asyncio.to_thread(verifier.run) if "verifier" in parts else []
+    if not set(parts) - {"verifier"}:
+        return figures
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(ControlPlane.start())
         await install_crds(cluster)
