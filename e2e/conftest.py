@@ -11,7 +11,7 @@ import pytest
 
 from e2e import requirements, site
 from e2e.images import Images
-from e2e.kube import Kube
+from e2e.kube import SYSTEM, Kube
 from e2e.macs import NAMESPACE, TAILNET, Mac, drop_incoming, join
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "default"
@@ -60,7 +60,7 @@ async def _install(kube: Kube) -> None:
         if done.returncode == 0:
             break
     assert done.returncode == 0, done.stderr
-    await kube.wait("deployment/llmkube-controller", "condition=Available", "llmkube-system")
+    await kube.wait("deployment/llmkube-controller", "condition=Available", SYSTEM)
 
 
 # The Macs that several proofs look at ------------------------------------------------------------

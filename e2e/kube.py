@@ -13,6 +13,9 @@ from devcluster.controlplane import ControlPlane
 PATIENCE = timedelta(minutes=3)
 """How long to wait for what takes seconds on an idle machine."""
 
+SYSTEM = "llmkube-system"
+CONTROLLER = "app.kubernetes.io/component=controller"
+
 Value = TypeVar("Value")
 
 
@@ -45,8 +48,21 @@ class Kube:
             f"--timeout={PATIENCE.total_seconds():.0f}s", check=False,
         )  # fmt: skip
         if done.returncode:
-            shown = await self.kubectl("describe", what, "-n", namespace, check=False)
-            raise AssertionError(f"{what} never had {condition}\n{shown.stdout}{done.stderr}")
+            shown = await self.diagnosis(what, namespace)
+            raise AssertionError(f"{what} never had {condition}\n{done.stderr}{shown}")
+
+    async def diagnosis(self, what: str, namespace: str) -> str:
+        """What one would look at next: the object, its neighbours, the controller's last words."""
+        words = []
+        for question in (
+            ("describe", what, "-n", namespace),
+            ("get", "pods", "-A", "-o", "wide"),
+            ("get", "events", "-n", namespace),
+            ("logs", "-n", SYSTEM, "-l", CONTROLLER, "--tail=40", "--prefix"),
+        ):
+            answer = await self.kubectl(*question, check=False)
+            words.append(f"$ kubectl {' '.join(question)}\n{answer.stdout}{answer.stderr}")
+        return "\n".join(words)
 
     async def wait_reachable(self, name: str, status: str, reason: str, namespace: str) -> None:
         """Wait until the MetalNode's condition Reachable has this status and reason."""

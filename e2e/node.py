@@ -181,6 +181,11 @@ class Node:
         yield from (path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink())
 
     def _make_cgroups(self) -> None:
+        delegation = _CGROUPS / "cgroup.subtree_control"  # of version 2
+        if delegation.exists():
+            for controller in ("cpuset", "cpu", "memory", "pids", "hugetlb"):
+                with contextlib.suppress(OSError):  # only what the kernel has
+                    delegation.write_text(f"+{controller}")
         for hierarchy in self._hierarchies():
             (hierarchy / self._cgroup).mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from e2e.images import Images
-from e2e.kube import Kube, condition, eventually
+from e2e.kube import CONTROLLER, SYSTEM, Kube, condition, eventually
 
-SYSTEM = "llmkube-system"
 DEPLOYMENT = "deployment/llmkube-controller"
-PODS = ("pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=controller")
+PODS = ("pods", "-n", SYSTEM, "-l", CONTROLLER)
 
 
 async def test_the_images_have_the_names_that_the_manifests_use(

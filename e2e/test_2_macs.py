@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from e2e import site
-from e2e.kube import Kube, condition, eventually
+from e2e.kube import SYSTEM, Kube, condition, eventually
 from e2e.macs import INGRESS_PORT, NAMESPACE, TAILNET, Mac, llmkube
-from e2e.test_1_install import DEPLOYMENT, PODS, SYSTEM, holder
+from e2e.test_1_install import DEPLOYMENT, PODS, holder
 
 
 async def test_an_ordinary_mac_is_reachable(

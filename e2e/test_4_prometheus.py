@@ -1,33 +1,39 @@
-"""A real Prometheus finds the controller's pods by the shipped labels and scrapes them."""
+"""A real Prometheus scrapes the controller's pods and reads the shipped rules.
+
+Debian's Prometheus cannot ask Kubernetes for its targets. The test reads them where a
+ServiceMonitor makes Prometheus read them: from the EndpointSlices of the shipped Service.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devcluster.process import Process
 from e2e import addresses, site
-from e2e.kube import Kube, eventually
+from e2e.kube import SYSTEM, Kube, eventually
 from e2e.macs import Mac
-from e2e.test_1_install import SYSTEM
 
 PORT = 9090
+RULES = Path(__file__).resolve().parent.parent / "config" / "prometheus" / "rules.yaml"
+SERVICE = "llmkube-controller-metrics"
 
 
 @pytest.fixture
 async def prometheus(the_site: site.Site, installed: Kube) -> AsyncIterator[str]:
     """Its URL. It runs in the node's network, as a pod of the host network would."""
     folder = the_site.folder / "prometheus"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config = folder / "prometheus.yml"
-    config.write_text(json.dumps(_config(the_site)))
-    process: Process = the_site.node.machine.spawn(
+    config.write_text(json.dumps(_config(await _targets(installed))))
+    process = the_site.node.machine.spawn(
         "prometheus",
         [
             "prometheus",
@@ -40,41 +46,38 @@ async def prometheus(the_site: site.Site, installed: Kube) -> AsyncIterator[str]
     await process.stop(grace=timedelta(seconds=10))
 
 
-def _config(the_site: site.Site) -> dict[str, Any]:
-    source = "__meta_kubernetes_pod"
+async def _targets(kube: Kube) -> list[str]:
+    """What stands behind the shipped metrics Service: both replicas, once both are ready."""
+
+    async def both() -> list[str] | None:
+        label = f"kubernetes.io/service-name={SERVICE}"
+        found = [
+            f"{endpoint['addresses'][0]}:{slice_['ports'][0]['port']}"
+            for slice_ in await kube.items("endpointslices", "-n", SYSTEM, "-l", label)
+            for endpoint in slice_["endpoints"]
+            if endpoint["conditions"]["ready"]
+        ]
+        return found if len(found) == 2 else None
+
+    return await eventually(both)
+
+
+def _config(targets: list[str]) -> dict[str, Any]:
+    scrape = {
+        "job_name": "llmkube",
+        "honor_labels": True,
+        "static_configs": [{"targets": targets}],
+    }
     return {
-        "global": {"scrape_interval": "2s"},
-        "scrape_configs": [
-            {
-                "job_name": "llmkube",
-                "kubernetes_sd_configs": [
-                    {
-                        "role": "pod",
-                        "kubeconfig_file": str(the_site.cluster.admin_kubeconfig),
-                        "namespaces": {"names": [SYSTEM]},
-                    }
-                ],
-                "relabel_configs": [
-                    {
-                        "source_labels": [f"{source}_label_app_kubernetes_io_component"],
-                        "regex": "controller",
-                        "action": "keep",
-                    },
-                    {
-                        "source_labels": [f"{source}_container_port_name"],
-                        "regex": "metrics",
-                        "action": "keep",
-                    },
-                    {"source_labels": [f"{source}_name"], "target_label": "pod"},
-                ],
-            }
-        ],
+        "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [scrape],
     }
 
 
 async def _query(url: str, expression: str) -> list[dict[str, Any]]:
     def ask() -> list[dict[str, Any]]:
-        target = f"{url}/api/v1/query?query={urllib.request.quote(expression)}"  # type: ignore[attr-defined]
+        target = f"{url}/api/v1/query?query={urllib.parse.quote(expression)}"
         with urllib.request.urlopen(target, timeout=10) as answer:
             return list(json.load(answer)["data"]["result"])
 
@@ -98,3 +101,17 @@ async def test_both_pods_are_scraped_and_one_leads(prometheus: str, studio: Mac)
     assert await eventually(one_leads)
     connected = await _query(prometheus, "llmkube_metalnode_connected")
     assert connected, "the Macs are seen"
+
+
+async def test_the_shipped_rules_see_the_hidden_mac(
+    prometheus: str, installed: Kube, hidden: Mac
+) -> None:
+    """Connected and unreachable: the alert is pending at once, and fires after ten minutes."""
+    await installed.wait_reachable("hidden", "False", "VerificationFailed", hidden.namespace)
+
+    async def pending() -> bool:
+        name = "LLMKubeMetalNodeUnreachable"
+        series = await _query(prometheus, f'ALERTS{{alertname="{name}",name="hidden"}}')
+        return bool(series) and series[0]["metric"]["alertstate"] == "pending"
+
+    assert await eventually(pending)

@@ -6,9 +6,9 @@ import json
 import subprocess
 
 from e2e import site
-from e2e.kube import Kube, eventually
+from e2e.kube import SYSTEM, Kube, eventually
 from e2e.macs import NAMESPACE, Mac, drop_incoming, join
-from e2e.test_1_install import PODS, SYSTEM
+from e2e.test_1_install import PODS
 
 
 async def test_a_deleted_metalnode_takes_everything_with_it(

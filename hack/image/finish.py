@@ -17,7 +17,7 @@ UNUSED_BY_VERIFIER = (
     # cryptography wants cffi's compiled half only (_cffi_backend); the rest parses C headers.
     "pycparser*",
     "cffi*",
-    # OpenSSH keys and the like: never imported for X.509.
+    # Key derivation, one-time passwords, symmetric envelopes: not imported for X.509.
     "cryptography/hazmat/primitives/kdf",
     "cryptography/hazmat/primitives/twofactor",
     "cryptography/fernet.py",
