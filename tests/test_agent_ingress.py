@@ -314,6 +314,16 @@ class TestSmuggling:
             pytest.param(b"GET /a b HTTP/1.1\r\nHost: m\r\n%s\r\n", id="a space in the target"),
             pytest.param(b"GET /#x HTTP/1.1\r\nHost: m\r\n%s\r\n", id="a fragment"),
             pytest.param(b"GET http://evil/ HTTP/1.1\r\nHost: m\r\n%s\r\n", id="another host"),
+            pytest.param(
+                POST + b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 34\r\n\r\n"
+                b"GET /smuggled HTTP/1.1\r\nHost: m\r\n\r\n",
+                id="a request in the body of an upgrade",
+            ),
+            pytest.param(
+                b"GET / HTTP/1.1\r\nHost: m\r\n%sConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"Content-Length: 34\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: m\r\n\r\n",
+                id="a GET upgrade with a body",
+            ),
             pytest.param(b"CONNECT evil:443 HTTP/1.1\r\nHost: m\r\n%s\r\n", id="CONNECT"),
             pytest.param(b"TRACE / HTTP/1.1\r\nHost: m\r\n%s\r\n", id="TRACE"),
             pytest.param(
@@ -344,6 +354,7 @@ class TestSmuggling:
         ):
             answer = await running.ask(raw.replace(b"%s", AUTH.encode()))
         assert not answer.startswith(b"HTTP/1.1 2"), answer
+        assert answer.count(b"HTTP/1.1 ") <= 1, "one request, one answer"
         whole = [seen for seen in reached if b"\r\n0\r\n\r\n" in seen or b"abcd" in seen]
         assert not whole
         assert "chunk" in raw.decode("latin-1") or not reached

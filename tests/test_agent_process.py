@@ -175,6 +175,18 @@ async def test_a_metalnode_replaced_under_the_same_credential_is_noticed(mac: Ma
         await eventually(reported, "the report names the new UID")
 
 
+async def test_a_lost_lease_is_beaten_again_once_it_is_back(mac: Mac) -> None:
+    """A patch on a missing Lease is a 404; an apply or a PUT would be a misleading 403."""
+    async with mac.agent() as agent:
+        await mac.beats.go_on()
+        await mac.admin.delete(LEASES, mac.beats.lease, mac.namespace)
+        await agent.says("no heartbeat", do="Lease is gone")
+        await mac.new_credential(mac.folder / "unused.kubeconfig")
+        await agent.says("beating again")
+        await mac.beats.go_on()
+        assert (await mac.beats.report()).certificate_uid == await mac.uid()
+
+
 @pytest.mark.slow
 async def test_two_minutes_without_an_api_server(mac: Mac) -> None:
     async with mac.agent() as agent:

@@ -118,10 +118,10 @@ def refuse(method: str, target: str, headers: Headers) -> Refusal | None:
     path = target.partition("?")[0]
     if path == RESERVED_PREFIX or path.startswith(RESERVED_PREFIX + "/"):
         return Refusal(404, f"only GET {READY_PATH} is served under {RESERVED_PREFIX}")
-    return _refuse_framing(headers)
+    return _refuse_framing(method, headers)
 
 
-def _refuse_framing(headers: Headers) -> Refusal | None:
+def _refuse_framing(method: str, headers: Headers) -> Refusal | None:
     """The parser is strict already; these are the classics of request smuggling, spelled out."""
     encodings = headers.getall("Transfer-Encoding", [])
     lengths = headers.getall("Content-Length", [])
@@ -129,6 +129,8 @@ def _refuse_framing(headers: Headers) -> Refusal | None:
         return Refusal(501, "the only Transfer-Encoding taken is chunked")
     if lengths and (encodings or len(lengths) > 1):
         return Refusal(400, "one Content-Length or chunked, not both")
+    if _asks_for_websocket(headers) and (method != "GET" or encodings or lengths):
+        return Refusal(400, "a WebSocket begins with a GET without a body")
     if headers.get("Expect", "100-continue").lower() != "100-continue":
         return Refusal(417, "the only Expect taken is 100-continue")
     return None
@@ -136,8 +138,12 @@ def _refuse_framing(headers: Headers) -> Refusal | None:
 
 def wants_websocket(method: str, headers: Headers) -> bool:
     """RFC 6455 4.1: a GET that asks to turn this connection into a WebSocket."""
+    return method == "GET" and _asks_for_websocket(headers)
+
+
+def _asks_for_websocket(headers: Headers) -> bool:
     upgrades = headers.get("Upgrade", "").lower()
-    return method == "GET" and upgrades == "websocket" and "upgrade" in _connection_tokens(headers)
+    return upgrades == "websocket" and "upgrade" in _connection_tokens(headers)
 
 
 def request_headers(headers: Headers, upstream: Upstream, client: str) -> CIMultiDict[str]:
