@@ -70,8 +70,11 @@ def ns(shipped: ControlPlane) -> Iterator[str]:
     # What some ways out need to exist, to be refused by nothing but the policy.
     asyncio.run(shipped.kubectl("create", "serviceaccount", "other", "-n", name))
     asyncio.run(shipped.kubectl("apply", "-f", "-", stdin=json.dumps(RUNTIME)))
+    asyncio.run(shipped.kubectl("create", "priorityclass", "important", "--value=1000"))
     yield name
     asyncio.run(shipped.kubectl("delete", "namespace", name, "--wait=false"))
+    asyncio.run(shipped.kubectl("delete", "priorityclass", "important"))
+    asyncio.run(shipped.kubectl("delete", "runtimeclass", RUNTIME["metadata"]["name"]))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ async def controller(controller_kubeconfig: Any) -> AsyncIterator[KubeClient]:
         yield await open_client(stack, controller_kubeconfig)
 
 
-RUNTIME = {
+RUNTIME: dict[str, Any] = {
     "apiVersion": "node.k8s.io/v1",
     "kind": "RuntimeClass",
     "metadata": {"name": "runc-root"},
@@ -323,7 +326,8 @@ WAYS_OUT: list[tuple[str, Change, str]] = [
         ),
         "placed by the scheduler",
     ),
-    ("a system priority", at("spec.priorityClassName", "system-node-critical"), "system priority"),
+    ("a system priority", at("spec.priorityClassName", "system-node-critical"), "preempts nobody"),
+    ("somebody's priority", at("spec.priorityClassName", "important"), "preempts nobody"),
     ("the host's network", at("spec.hostNetwork", True), "namespace of the host"),
     ("the host's processes", at("spec.hostPID", True), "namespace of the host"),
     ("the host's IPC", at("spec.hostIPC", True), "namespace of the host"),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from llmkube.api.cached import (
     decode_metalnode,
     decode_pod,
 )
+from llmkube.api.crdgen import FEDERATEDCLUSTER, METALNODE, Definition, object_schema
 
 METADATA = {
     "name": "studio",
@@ -190,3 +192,50 @@ def test_cached_objects_cannot_be_changed() -> None:
     assert isinstance(lease, CachedLease)
     with pytest.raises(AttributeError):
         lease.spec = None
+
+
+# The same contract twice ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "definition"),
+    [
+        pytest.param(cached.CachedMetalNode, METALNODE, id="MetalNode"),
+        pytest.param(cached.CachedFederatedCluster, FEDERATEDCLUSTER, id="FederatedCluster"),
+    ],
+)
+def test_caches_know_only_fields_that_the_crd_has(kind: type, definition: Definition) -> None:
+    schema = object_schema(definition.model)["properties"]
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    for field in info.fields:
+        if field.encode_name != "metadata":
+            known = paths(field.type, field.encode_name)
+            assert known <= schema_paths(schema[field.encode_name], field.encode_name)
+
+
+def paths(kind: Any, prefix: str) -> set[str]:
+    """The wire names of a type's fields, with their JSON types."""
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            return set().union(*(paths(one, prefix) for one in types))
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return {f"{prefix}: array"} | paths(item, f"{prefix}[]")
+        case msgspec.inspect.StructType(fields=fields):
+            below = (paths(f.type, f"{prefix}.{f.encode_name}") for f in fields)
+            return {f"{prefix}: object"}.union(*below)
+        case msgspec.inspect.StrType():
+            return {f"{prefix}: string"}
+        case msgspec.inspect.IntType():
+            return {f"{prefix}: integer"}
+        case msgspec.inspect.DictType():
+            return {f"{prefix}: object"}
+        case _:
+            return set()  # None
+
+
+def schema_paths(schema: dict[str, Any], prefix: str) -> set[str]:
+    found = {f"{prefix}: {schema['type']}"}
+    if "items" in schema:
+        found |= schema_paths(schema["items"], f"{prefix}[]")
+    for name, child in schema.get("properties", {}).items():
+        found |= schema_paths(child, f"{prefix}.{name}")
+    return found
