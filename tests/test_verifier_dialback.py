@@ -113,6 +113,13 @@ def test_a_request_for_a_client_certificate_changes_nothing(mac: Credential, mod
     assert found(mac, tls(context)).result is Outcome.REACHABLE
 
 
+def test_a_peer_that_asks_for_another_curve_is_reachable(mac: Credential) -> None:
+    """HelloRetryRequest: one round trip more before the key is proved."""
+    context = mac.server_context()
+    context.set_ecdh_curve("secp384r1")
+    assert found(mac, tls(context)).result is Outcome.REACHABLE
+
+
 def test_ipv6(mac: Credential) -> None:
     if not _has_ipv6():
         pytest.skip("this machine has no IPv6 loopback")
