@@ -140,7 +140,7 @@ class EventBook:
 
     dropped: int = 0
     _series: dict[Saying, Series] = field(default_factory=dict)
-    _due: dict[Saying, Series] = field(default_factory=dict)
+    _due: dict[int, Series] = field(default_factory=dict)  # by id: an ended one may still wait
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
     _swept_at: timedelta | None = None
 
@@ -151,7 +151,7 @@ class EventBook:
         if series is not None and now.mono - series.last_mono <= SERIES_WINDOW:
             series.count += 1
             series.last_seen, series.last_mono = now.wall, now.mono
-            self._due.setdefault(saying, series)
+            self._due.setdefault(id(series), series)
             return True
         if len(self._due) >= BACKLOG or not self._allowed(regarding.uid, now.mono):
             self.dropped += 1
@@ -159,7 +159,7 @@ class EventBook:
         series = Series(
             regarding, saying, now.wall, now.wall, now.mono, now.mono, event_name(regarding.name)
         )
-        self._series[saying] = self._due[saying] = series
+        self._series[saying] = self._due[id(series)] = series
         return True
 
     def ready(self, mono: timedelta) -> Iterator[Series]:
@@ -174,13 +174,14 @@ class EventBook:
         """The API server knows of `count` repetitions."""
         series.written, series.due = count, mono + SERIES_PACE
         if series.count == count:
-            self._due.pop(series.saying, None)
+            self._due.pop(id(series), None)
 
     def give_up(self, series: Series) -> None:
         """The API server will not take it."""
         self.dropped += 1
-        self._due.pop(series.saying, None)
-        self._series.pop(series.saying, None)
+        self._due.pop(id(series), None)
+        if self._series.get(series.saying) is series:
+            del self._series[series.saying]
 
     def _allowed(self, uid: str, mono: timedelta) -> bool:
         return self._buckets.setdefault(uid, _Bucket(BURST, mono)).take(mono)
@@ -191,7 +192,7 @@ class EventBook:
             return
         self._swept_at = mono
         for saying, series in list(self._series.items()):
-            if saying not in self._due and mono - series.last_mono > SERIES_WINDOW:
+            if id(series) not in self._due and mono - series.last_mono > SERIES_WINDOW:
                 del self._series[saying]
         for uid, bucket in list(self._buckets.items()):
             if bucket.tokens + (mono - bucket.filled_at) / REFILL >= BURST:
