@@ -50,7 +50,11 @@ def _is_debian_12() -> bool:
 
 
 def _taken_networks() -> list[str]:
+    routed = _routed_networks()
+    return [str(own) for own in addresses.NETWORKS if any(own.overlaps(net) for net in routed)]
+
+
+def _routed_networks() -> list[ipaddress.IPv4Network]:
     routes = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=True)
     words = [line.split()[0] for line in routes.stdout.splitlines() if line]
-    found = [ipaddress.ip_network(word) for word in words if word[0].isdigit()]
-    return [str(own) for own in addresses.NETWORKS if any(own.overlaps(net) for net in found)]
+    return [ipaddress.IPv4Network(word) for word in words if word[0].isdigit()]
