@@ -1,4 +1,4 @@
-"""`make e2e` on a machine that cannot run it: exit code 77 and a way out (issue: a real node)."""
+"""`make e2e` on a machine that cannot run it: exit code 77 and a way out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from e2e import addresses, requirements
 def capable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing stands in the way; each test takes one thing away."""
     monkeypatch.setattr(requirements, "_is_debian_12", lambda: True)
-    monkeypatch.setattr(requirements, "_routed_networks", lambda: [])
+    monkeypatch.setattr(requirements, "_routed_networks", list)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{Path(name).name}")
 
