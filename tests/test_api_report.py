@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmkube.api.metalnode import CandidateSource
+from llmkube.api.candidates import CandidateSource
 from llmkube.api.report import (
     MAX_CERTIFICATE_BYTES,
     MAX_REPORT_BYTES,

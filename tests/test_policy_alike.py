@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from llmkube.api.metalnode import CandidateSource
+from llmkube.api.candidates import CandidateSource
 from llmkube.api.report import ReportedCandidate
 from llmkube.clock import SystemClock
 from llmkube.rules.candidates import list_candidates

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from llmkube.agent.interfaces import InterfaceAddress, InterfacesUnreadable, read_interfaces
-from llmkube.api.metalnode import CandidateSource
+from llmkube.api.candidates import CandidateSource
 from llmkube.api.report import ReportedCandidate
 
 MAX_CANDIDATES: Final = 16

@@ -8,11 +8,11 @@ controller's caches keep of this type.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
+from llmkube.api.candidates import MAX_CANDIDATES, CandidateResult
 from llmkube.api.meta import (
     API_VERSION_TEXT,
     ATOMIC_LIST,
@@ -26,33 +26,6 @@ from llmkube.api.meta import (
     Time,
     list_map,
 )
-from llmkube.verifier.protocol import MAX_ADDRESSES, Outcome
-
-MAX_CANDIDATES = MAX_ADDRESSES
-
-
-class CandidateResult(StrEnum):
-    """What the last dial-back of an address found: the verifier's outcomes, and `Pending`."""
-
-    PENDING = "Pending"
-    """Not yet checked against the current pin and port."""
-    REACHABLE = Outcome.REACHABLE.value
-    TIMEOUT = Outcome.TIMEOUT.value
-    REFUSED = Outcome.REFUSED.value
-    PIN_MISMATCH = Outcome.PIN_MISMATCH.value
-    CERTIFICATE_MISMATCH = Outcome.CERTIFICATE_MISMATCH.value
-    NOT_ALLOWED = Outcome.NOT_ALLOWED.value
-    ERROR = Outcome.ERROR.value
-
-
-class CandidateSource(StrEnum):
-    """Where an address came from, in order of preference."""
-
-    OVERRIDE = "override"
-    TAILNET = "tailnet"
-    LAN = "lan"
-    DOCKER_HOST = "docker-host"
-    UNKNOWN = "unknown"
 
 
 class Toleration(ApiModel):

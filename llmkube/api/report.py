@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from cryptography import x509
 
-from llmkube.api.metalnode import CandidateSource
+from llmkube.api.candidates import CandidateSource
 from llmkube.api.spki import SpkiPin, strict_base64
 
 REPORT_VERSION = 1

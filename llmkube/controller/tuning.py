@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from llmkube.informers.options import ReflectorSettings
 from llmkube.leader import LeaderSettings
@@ -91,10 +90,12 @@ def load_tuning(path: Path | None) -> Tuning:
 
 def parse_tuning(document: Any, origin: str) -> Tuning:
     """Read a decoded document; `origin` names it in errors. Raises BadTuning."""
+    from pydantic import TypeAdapter  # only for those who have such a file: it costs 10 MB
+
     _refuse_unknown(document if document is not None else {}, Tuning, origin, ())
     try:
         return TypeAdapter(Tuning).validate_python(_with_durations(document or {}))
-    except (ValidationError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
         raise BadTuning(f"{origin}: {_first_problem(error)}") from error
 
 
@@ -130,6 +131,8 @@ def _refuse_unknown(value: Any, kind: Any, origin: str, path: tuple[str, ...]) -
 
 
 def _first_problem(error: Exception) -> str:
+    from pydantic import ValidationError
+
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

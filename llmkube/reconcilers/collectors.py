@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llmkube.api.cached import CachedFederatedCluster, CachedMetalNode
-from llmkube.api.metalnode import CandidateResult
+from llmkube.api.candidates import CandidateResult
 from llmkube.api.names import ConditionType, Phase
 from llmkube.api.times import parse_time
 from llmkube.rules.liveness import Record

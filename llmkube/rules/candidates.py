@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llmkube.api.cached import CachedCandidate
-from llmkube.api.metalnode import MAX_CANDIDATES, CandidateResult, CandidateSource
+from llmkube.api.candidates import MAX_CANDIDATES, CandidateResult, CandidateSource
 from llmkube.api.report import ReportedCandidate
 from llmkube.verifier.policy import AddressPolicy, parse_address
 

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from llmkube.api.cached import CachedCandidate, CachedPod
-from llmkube.api.metalnode import CandidateResult
+from llmkube.api.candidates import CandidateResult
 from llmkube.api.times import format_time
 from llmkube.clock import Now
 from llmkube.rules.checks import Anchor, Bookkeeping, CheckSettings

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from llmkube.api.cached import CachedCandidate, CachedCondition
-from llmkube.api.metalnode import CandidateResult
+from llmkube.api.candidates import CandidateResult
 from llmkube.api.names import REPORT_ANNOTATION, VERIFIER_SELECTOR
 from llmkube.api.names import ReachableReason as Reason
 from llmkube.rules.candidates import CandidateList
