@@ -268,6 +268,17 @@ async def test_the_gate_is_asked_again_before_a_repetition(
     assert proxy.count(WRITES) == 1
 
 
+async def test_the_gate_is_asked_only_when_there_is_nothing_left_to_wait_for(
+    proxy: FaultProxy, namespace: str
+) -> None:
+    """Leadership may end while a connection is being made."""
+    access = replace(await load_access(proxy.admin_kubeconfig), server="https://127.0.0.1:1")
+    async with KubeClient(access, clock=SystemClock()) as client:
+        client.write_gate = lambda: pytest.fail("asked before there was a connection")
+        with pytest.raises(errors.Unavailable):
+            await client.apply(CONFIGMAPS, a_map(namespace), field_manager="tests")
+
+
 async def test_many_requests_at_once_share_a_bounded_number_of_connections(
     proxy: FaultProxy, connect: Connect
 ) -> None:

@@ -266,16 +266,24 @@ class Pool:
         self._closed = False
 
     async def exchange(
-        self, origin: Origin, request: bytes, *, fresh: bool = False
+        self,
+        origin: Origin,
+        request: bytes,
+        *,
+        fresh: bool = False,
+        gate: Callable[[], None] | None = None,
     ) -> tuple[Head, bytes]:
         """Send a request over an idle or (certainly, if `fresh`) a new connection.
 
-        Raises Disconnected, BadAnswer, OSError, TimeoutError. An exchange that does not end well,
-        by cancellation too, takes its connection with it.
+        `gate` is called when there is nothing left to wait for, and may raise. Otherwise raises
+        Disconnected, BadAnswer, OSError, TimeoutError. An exchange that does not end well, by
+        cancellation too, takes its connection with it.
         """
         async with self._slots:
             connection = (None if fresh else self._take(origin)) or await connect(origin)
             try:
+                if gate is not None:
+                    gate()
                 answer = await connection.exchange(request)
             except BaseException:
                 connection.abort()

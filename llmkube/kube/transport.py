@@ -84,7 +84,8 @@ class Transport:
     async def request(self, call: Call, gate: Gate | None = None) -> bytes:
         """Send a call and return the body of its 2xx answer. Raises ApiError.
 
-        `gate` is called right before each time the call is sent, and may raise.
+        `gate` is called right before each time the call is sent (connecting may take a while
+        before that), and may raise.
         """
         try:
             async with asyncio.timeout(self._timeout):
@@ -95,10 +96,8 @@ class Transport:
     async def _attempts(self, call: Call, gate: Gate | None) -> bytes:
         login, fresh = await self._logins.current(), False
         for last in (False, True):
-            if gate is not None:
-                gate()
             try:
-                return await self._send(call, login, fresh=fresh)
+                return await self._send(call, login, gate, fresh=fresh)
             except Unauthorized:
                 newer = None if last else await self._logins.after_rejection(login)
                 if newer is None:
@@ -114,10 +113,10 @@ class Transport:
                 raise self._failed(call, error) from error
         raise AssertionError("unreachable")
 
-    async def _send(self, call: Call, login: Login, *, fresh: bool) -> bytes:
+    async def _send(self, call: Call, login: Login, gate: Gate | None, *, fresh: bool) -> bytes:
         started = self._clock.now().mono
         request = self._render(call, login)
-        head, body = await self._pool.exchange(login.origin, request, fresh=fresh)
+        head, body = await self._pool.exchange(login.origin, request, fresh=fresh, gate=gate)
         self._observe(call, head.status, started, len(body))
         if "content-encoding" in head.headers:
             body = decoded(head, body)
