@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,6 +23,7 @@ from llmkube.kube.client import KubeClient
 from llmkube.kube.kubeconfig import current_token, replace_token
 from llmkube.kube.resources import LEASES, METALNODES
 from tests.support.agentprocess import NAME, Mac, claims, llmkube, register_mac
+from tests.support.ports import free_port
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -260,6 +262,22 @@ async def test_a_second_agent_on_the_same_state_is_refused(mac: Mac) -> None:
             assert await second.process.wait() == 1
         assert "another agent is running" in agent.log.read_text()
         await mac.beats.go_on()
+
+
+async def test_metrics_and_health_for_whoever_watches_the_mac(mac: Mac) -> None:
+    port = free_port()
+    async with mac.agent("--metrics-bind-address", f"127.0.0.1:{port}") as agent:
+        await mac.beats.go_on()
+        await agent.says("ingress listens")
+        await agent.served_certificate()
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            async with session.get("/readyz") as answer:
+                assert await answer.text() == "ok"
+            async with session.get("/metrics") as answer:
+                text = await answer.text()
+        assert 'llmkube_agent_heartbeats_total{result="ok"}' in text
+        assert "llmkube_agent_last_heartbeat_timestamp_seconds 1" in text
+        assert "llmkube_agent_ingress_connections" in text
 
 
 async def test_check_tells_everything_and_writes_nothing(mac: Mac, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from llmkube.agent.heartbeat import Heartbeat
 from llmkube.agent.httprules import Upstream
 from llmkube.agent.identity import Identity, open_identity
 from llmkube.agent.ingress import Ingress
+from llmkube.agent.metrics import AgentMetrics
 from llmkube.agent.relay import Relay
 from llmkube.agent.reporter import Reporter
 from llmkube.agent.settings import AgentSettings
@@ -31,6 +32,7 @@ from llmkube.agent.sleep import SleepWatch
 from llmkube.agent.statedir import StateDir, StateError
 from llmkube.agent.target import Wanted
 from llmkube.clock import Clock
+from llmkube.health import BindAddress, serving
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
 from llmkube.kube.credentials import Access
@@ -52,6 +54,7 @@ class AgentOptions:
     host_ips: tuple[IPv4Address | IPv6Address, ...] = ()
     relay_token_file: Path | None = None
     insecure_no_auth: bool = False
+    metrics_bind: BindAddress | None = None
     wanted: Wanted = field(default_factory=Wanted)
     settings: AgentSettings = field(default_factory=AgentSettings)
 
@@ -65,8 +68,11 @@ class Agent:
         self._identity: Identity = open_identity(state)
         gate = make_gate(options.relay_token_file, insecure=options.insecure_no_auth)
         settings = options.settings
+        self._metrics = AgentMetrics(clock)
         relay = Relay(options.upstream, gate, settings.ingress, clock)
+        relay.on_answered = self._metrics.answered
         self._ingress = Ingress(options.ingress_port, options.ingress_bind, relay, settings.ingress)
+        self._metrics.watch_connections(lambda: self._ingress.connections)
         self._reporter = Reporter(
             state,
             self._identity,
@@ -92,6 +98,7 @@ class Agent:
             others = [
                 group.create_task(self._keep("heartbeat", lambda: self._stay_connected(access))),
                 group.create_task(self._keep("hardware", self._reporter.run)),
+                group.create_task(self._keep("metrics", self._serve_metrics)),
             ]
             await self._stopping.wait()
             log.info("agent stops")
@@ -105,6 +112,11 @@ class Agent:
         bound = self._options.settings.ingress.drain_timeout + timedelta(seconds=2)
         await asyncio.wait([serving], timeout=bound.total_seconds())
         serving.cancel()
+
+    async def _serve_metrics(self) -> None:
+        if self._options.metrics_bind is not None:
+            async with serving(self._options.metrics_bind, self._metrics.routes()):
+                await self._stopping.wait()
 
     async def _stay_connected(self, access: Access) -> None:
         """One client from one sleep to the next: after it, old connections may be dead ends."""
@@ -128,6 +140,7 @@ class Agent:
             self._options.wanted,
             self._identity.holder,
             self._reporter,
+            self._metrics.beat,
         )
         renewer = TokenRenewer(client, self._clock, self._options.kubeconfig)
         async with asyncio.TaskGroup() as group:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -89,6 +90,7 @@ class Heartbeat:
         wanted: Wanted,
         holder: str,
         reporter: RenderReport,
+        on_beat: Callable[[Exception | None], None] = lambda _: None,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -96,6 +98,7 @@ class Heartbeat:
         self._wanted = wanted
         self._holder = holder
         self._reporter = reporter
+        self._on_beat = on_beat
         self._nudged = asyncio.Event()
         self._node: Node | None = None
         self._read_at = ZERO
@@ -129,10 +132,12 @@ class Heartbeat:
             again = await self._beat()
         except (ApiError, ConfigError) as error:
             self._failures += 1
+            self._on_beat(error)
             self._tell(error)
             if isinstance(error, NotFound | Unauthorized | Forbidden):
                 self._node = None  # perhaps it is another MetalNode now
             return retry_pause(self._failures, error, self._settings)
+        self._on_beat(None)
         if self._trouble:
             log.info("beating again", after_failures=self._failures)
         self._failures, self._trouble = 0, ""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import structlog
 from aiohttp import web
@@ -184,39 +184,34 @@ class Ingress:
         return True
 
     async def _serve(self, guest: _Guest, connection: socket.socket, server: _Server) -> None:
+        protocol = server()
+        self._by_protocol[protocol] = guest  # before a byte can arrive
         try:
-            transport, protocol = await self._shake_hands(connection, server)
+            transport = await self._shake_hands(connection, protocol)
+            try:
+                await self._stay(guest)
+            finally:
+                transport.abort()  # a polite close waits for a peer that may be gone
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             log.debug("handshake failed", why=str(error))
-            return self._forget(guest, connection)
         except Exception:
             log.exception("cannot serve a connection")
-            return self._forget(guest, connection)
-        self._by_protocol[protocol] = guest
-        try:
-            if not transport.is_closing():
-                await self._stay(guest)
         finally:
             self._guests.pop(guest, None)
             self._by_protocol.pop(protocol, None)
-            transport.abort()  # a polite close waits for a peer that may be gone
-
-    def _forget(self, guest: _Guest, connection: socket.socket) -> None:
-        self._guests.pop(guest, None)
-        connection.close()
 
     async def _shake_hands(
-        self, connection: socket.socket, server: _Server
-    ) -> tuple[asyncio.Transport, object]:
-        transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
-            cast(Any, server),
+        self, connection: socket.socket, protocol: web.RequestHandler
+    ) -> asyncio.Transport:
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol,
             connection,
             ssl=self._context,
             ssl_handshake_timeout=self._settings.handshake_timeout.total_seconds(),
             ssl_shutdown_timeout=self._settings.close_timeout.total_seconds(),
         )
         transport.set_write_buffer_limits(high=PIECE_BYTES)  # 512 KiB otherwise
-        return transport, protocol
+        return transport
 
     async def _stay(self, guest: _Guest) -> None:
         """Until it closes; a stranger only for so long."""

@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 class Relay:
     """Answers requests; an async context manager that holds the session to the LLM server.
 
-    `on_admitted` is told of each connection over which somebody presented a good token.
+    `on_admitted` is told of each request with a good token, before it is passed on.
     """
 
     def __init__(
@@ -56,12 +56,13 @@ class Relay:
         gate: Gate,
         settings: IngressSettings,
         clock: Clock,
-        on_admitted: Callable[[web.BaseRequest], None] = lambda _: None,
     ) -> None:
         self._upstream = upstream
         self._gate = gate
         self._settings = settings
-        self.on_admitted = on_admitted
+        self.on_admitted: Callable[[web.BaseRequest], None] = lambda _: None
+        self.on_answered: Callable[[int], None] = lambda _: None
+        """Told of the status of each answer."""
         self._strangers = _StrangerLog(clock)
         self._session: aiohttp.ClientSession | None = None
 
@@ -95,6 +96,11 @@ class Relay:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
+        response = await self._answer(request)
+        self.on_answered(response.status)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         target = request.raw_path
         if is_ready_probe(request.method, target):
             return _own_answer(Refusal(200, "ok"))

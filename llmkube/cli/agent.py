@@ -27,6 +27,7 @@ from llmkube.api.report import PORTS
 from llmkube.cli.errors import CliError, ExitCode
 from llmkube.cli.values import parse_duration
 from llmkube.clock import SystemClock
+from llmkube.health import BadAddress, BindAddress
 from llmkube.log import LogFormat, configure
 from llmkube.verifier.policy import parse_address
 
@@ -64,6 +65,15 @@ def _upstream(text: str | Upstream) -> Upstream:
     try:
         return Upstream.parse(text)
     except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _bind_address(text: str | BindAddress) -> BindAddress | None:
+    if isinstance(text, BindAddress):
+        return text
+    try:
+        return BindAddress.parse(text)
+    except BadAddress as error:
         raise typer.BadParameter(str(error)) from None
 
 
@@ -161,6 +171,15 @@ def agent(
             show_default="2m",
         ),
     ] = HeartbeatSettings().lease_duration,
+    metrics_bind_address: Annotated[
+        BindAddress | None,
+        typer.Option(
+            metavar="ADDRESS",
+            parser=_bind_address,
+            help="Serve /metrics, /healthz and /readyz at HOST:PORT, unencrypted.",
+            show_default="off",
+        ),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Print what would be reported and what is wrong, then end."),
@@ -194,6 +213,7 @@ def agent(
         host_ips=tuple(_address(text) for text in host_ip or ()),
         relay_token_file=relay_token_file,
         insecure_no_auth=insecure_no_auth,
+        metrics_bind=metrics_bind_address,
         wanted=Wanted(namespace, name),
         settings=replace(settings, heartbeat=beat),
     )
