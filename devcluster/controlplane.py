@@ -18,7 +18,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from devcluster import binaries, pki, reaper
+from devcluster import binaries, kubectl, pki, reaper
 from devcluster.process import Process, ProcessFailed
 
 _READY_WITHIN = timedelta(seconds=90)
@@ -136,21 +135,13 @@ class ControlPlane:
 
         Raises ProcessFailed with kubectl's own words if it fails and `check` is set.
         """
-        command = [kubectl_path(), f"--kubeconfig={kubeconfig or self.admin_kubeconfig}", *args]
-        child = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "HOME": str(self.folder)},
+        return await kubectl.run(
+            kubeconfig or self.admin_kubeconfig,
+            *args,
+            stdin=stdin,
+            check=check,
+            cache=self.folder / "kubectl",
         )
-        out, err = await child.communicate(stdin.encode() if stdin is not None else None)
-        result = subprocess.CompletedProcess(
-            command, child.returncode or 0, out.decode(), err.decode()
-        )
-        if check and result.returncode:
-            raise ProcessFailed(f"kubectl {' '.join(args)}: {result.stderr.strip()}")
-        return result
 
     async def service_account_kubeconfig(
         self, namespace: str, name: str, *, server: str | None = None, ca_pem: bytes | None = None
@@ -351,15 +342,6 @@ class ControlPlane:
     def _etcd_revision(self) -> int:
         answer = self._etcd("/v3/kv/range", {"key": "Lw==", "limit": 1})
         return int(answer["header"]["revision"])
-
-
-def kubectl_path() -> str:
-    """kubectl from this environment (a pinned wheel), else from the PATH."""
-    local = Path(sys.executable).parent / "kubectl"
-    found = str(local) if local.exists() else shutil.which("kubectl")
-    if not found:
-        raise FileNotFoundError("no kubectl: run `make setup`, or install it")
-    return found
 
 
 def _kubeconfig(server: str, ca_pem: bytes, user: dict[str, str], namespace: str) -> bytes:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.controlplane import ControlPlane, kubectl_path
+from devcluster import kubectl
+from devcluster.controlplane import ControlPlane
 from llmkube.api import names
 from llmkube.controller.options import DEFAULT_VERIFIER_IMAGE
 from tests.support.wait import eventually
@@ -30,7 +31,7 @@ Object = dict[str, Any]
 
 def build(folder: Path) -> list[Object]:
     result = subprocess.run(
-        [kubectl_path(), "kustomize", str(folder)], capture_output=True, text=True, check=False
+        [kubectl.path(), "kustomize", str(folder)], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
     return [d for d in yaml.safe_load_all(result.stdout) if d]

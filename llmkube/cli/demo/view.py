@@ -1,0 +1,161 @@
+"""The live picture: MetalNodes, FederatedClusters, recent Events, and what can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from llmkube.api.times import parse_time
+from llmkube.cli.demo.acts import ACTS
+from llmkube.cli.demo.stage import NAMESPACE, SITES, Stage
+from llmkube.cli.output import age
+from llmkube.clock import SystemClock
+from llmkube.kube.resources import EVENTS, FEDERATEDCLUSTERS, METALNODES
+
+_COLOURS = {
+    "True": "green",
+    "False": "red",
+    "Unknown": "yellow",
+    "Connected": "green",
+    "Stale": "yellow",
+    "Unreachable": "red",
+}
+_EVENTS_SHOWN = 8
+
+Object = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Picture:
+    """What is known of the cluster, and the last lines of the story."""
+
+    kubeconfig: str
+    nodes: list[Object] = field(default_factory=list)
+    sites: list[Object] = field(default_factory=list)
+    events: list[Object] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+
+    async def look(self, stage: Stage) -> None:
+        """Read the objects anew. Raises ApiError."""
+        self.nodes = [*await stage.client.list(METALNODES, NAMESPACE)]
+        self.sites = [*await stage.client.list(FEDERATEDCLUSTERS)]
+        ours = await stage.client.list(EVENTS, NAMESPACE)
+        fleet = [
+            event
+            for event in await stage.client.list(EVENTS, "default")
+            if event.get("regarding", {}).get("name") in SITES
+        ]
+        self.events = sorted([*ours, *fleet], key=_event_time)[-_EVENTS_SHOWN:]
+
+    def tell(self, line: str) -> None:
+        """Add a line to the story."""
+        self.story.append(line)
+
+    def render(self) -> RenderableType:
+        """The whole screen."""
+        return Group(
+            _nodes_table(self.nodes),
+            _sites_table(self.sites),
+            _events_table(self.events),
+            Panel(Text("\n".join(self.story[-6:])), title="Story", title_align="left"),
+            _help(self.kubeconfig),
+        )
+
+
+def _nodes_table(nodes: list[Object]) -> Table:
+    table = Table(
+        "Name",
+        "Chip",
+        "Host IP",
+        "Connected",
+        "Reachable",
+        "Why",
+        title=f"MetalNodes in {NAMESPACE}",
+        title_justify="left",
+        expand=True,
+    )
+    for node in nodes:
+        status = node.get("status") or {}
+        conditions = {one["type"]: one for one in status.get("conditions") or ()}
+        connected = conditions.get("AgentConnected") or {}
+        reachable = conditions.get("Reachable") or {}
+        why = connected if connected.get("status") != "True" else reachable
+        table.add_row(
+            node["metadata"]["name"],
+            (status.get("capacity") or {}).get("chip", ""),
+            status.get("hostIP", ""),
+            _coloured(connected.get("status", "")),
+            _coloured(reachable.get("status", "")),
+            f"{why.get('reason', '')}: {why.get('message', '')}",
+        )
+    return table
+
+
+def _sites_table(sites: list[Object]) -> Table:
+    table = Table(
+        "Name",
+        "Phase",
+        "Nodes",
+        "GPUs",
+        "Last heartbeat",
+        title="FederatedClusters",
+        title_justify="left",
+        expand=True,
+    )
+    now = SystemClock().now().wall
+    for site in sites:
+        status = site.get("status") or {}
+        capacity = status.get("capacity") or {}
+        heartbeat = parse_time(status.get("lastHeartbeatTime"))
+        table.add_row(
+            site["metadata"]["name"],
+            _coloured(status.get("phase", "")),
+            str(capacity.get("nodes", "")),
+            str(capacity.get("gpusTotal", "")),
+            f"{age(heartbeat, now)} ago" if heartbeat else "never",
+        )
+    return table
+
+
+def _events_table(events: list[Object]) -> Table:
+    table = Table(
+        "Time", "About", "Reason", "Note", title="Events", title_justify="left", expand=True
+    )
+    for event in events:
+        when = parse_time(_event_time(event))
+        style = "yellow" if event.get("type") == "Warning" else None
+        table.add_row(
+            f"{when:%H:%M:%S}" if when else "",
+            event.get("regarding", {}).get("name", ""),
+            event.get("reason", ""),
+            event.get("note", ""),
+            style=style,
+        )
+    return table
+
+
+def _help(kubeconfig: str) -> Panel:
+    keys = "   ".join(f"[{act.key}] {act.title}" for act in ACTS)
+    text = Text(
+        f"{keys}   [s] play all   [q] quit\n\n"
+        f"export KUBECONFIG={kubeconfig}\n"
+        f"kubectl get mn,fc -A -o wide      llmkube metal describe studio -n {NAMESPACE}\n"
+        f"kubectl get events -n {NAMESPACE}   llmkube fleet status"
+    )
+    return Panel(text, title="Try", title_align="left")
+
+
+def _coloured(word: str) -> Text:
+    return Text(word, style=_COLOURS.get(word, ""))
+
+
+def _event_time(event: Object) -> str:
+    series = event.get("series") or {}
+    when = series.get("lastObservedTime") or event.get("eventTime")
+    return str(when or event.get("metadata", {}).get("creationTimestamp", ""))
