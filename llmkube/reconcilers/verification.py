@@ -190,9 +190,9 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         self._memory[key] = decision.memory
         if decision.result is not None:
             self._metrics.ended(decision.result)
+        await self._sweep(applied)
         if decision.starting is not None:
             await self._launch(applied, decision.starting)
-        await self._sweep(applied)
 
     # Starting a check ---------------------------------------------------------------------------
     async def _launch(self, applied: Applied[Sight, VerificationDecision], plan: Plan) -> None:
