@@ -9,6 +9,7 @@ import pytest
 from llmkube.kube import errors
 from llmkube.kube.client import KubeClient
 from llmkube.kube.resources import CONFIGMAPS, NAMESPACES, SERVICEACCOUNTS
+from llmkube.kube.watch import WatchStream
 
 pytestmark = pytest.mark.cluster
 
@@ -130,8 +131,12 @@ async def test_a_silent_watch_is_unavailable(admin: KubeClient, namespace: str) 
         inactivity_timeout=timedelta(milliseconds=300),
     ) as stream:
         with pytest.raises(errors.Unavailable, match="silent"):
-            while await stream.read():  # it may begin with a bookmark
-                pass
+            await read_to_end(stream)
+
+
+async def read_to_end(stream: WatchStream) -> None:
+    while await stream.read():
+        pass
 
 
 async def test_a_watch_that_may_not_be_is_refused(client_for, namespace: str) -> None:
