@@ -53,10 +53,9 @@ def test_a_lease() -> None:
     )
     assert lease.key == "llm/studio"
     assert (lease.metadata.uid, lease.metadata.resource_version) == ("u-1", "42")
-    assert lease.metadata.annotations == METADATA["annotations"]
+    assert lease.report == "{}"
     assert lease.spec.renew_time == "2026-11-30T19:29:00.000000Z"
     assert lease.spec.lease_duration_seconds == 120
-    assert lease.spec.holder_identity is None
 
 
 def test_a_metalnode_with_the_names_that_are_no_camel_case() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from devcluster.controlplane import ControlPlane
-from llmkube.api.names import CONTROLLER_ACCOUNT, REPORT_ANNOTATION, SYSTEM_NAMESPACE
+from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
 from llmkube.api.times import parse_time
 from llmkube.clock import SystemClock
 from llmkube.kube.client import KubeClient
@@ -466,4 +466,4 @@ async def test_hostile_reports_cost_nobody_his_connection(
             assert "capacity" not in status, kind
             assert "agentVersion" not in status, kind
         node = controller.informers[1].store.get(f"{namespace}/{hostile['200 KiB'].name}")
-        assert len(node.metadata.annotations[REPORT_ANNOTATION]) > 200_000
+        assert len(node.report) > 200_000

@@ -15,6 +15,7 @@ import pytest
 
 from devcluster.controlplane import ControlPlane, Options
 from llmkube.api.cached import CachedLease, CachedMeta
+from llmkube.api.names import REPORT_ANNOTATION
 from llmkube.clock import SystemClock
 from llmkube.informers.informer import Informer
 from llmkube.informers.options import ReflectorSettings
@@ -399,7 +400,7 @@ async def test_a_3_mb_object_in_small_pieces(world: World) -> None:
         await world.equal(informer)
         meta = (await world.admin.get(LEASES, "a", world.namespace))["metadata"]
         meta |= {"resourceVersion": meta["resourceVersion"], "name": "huge", "uid": "made-up"}
-        meta["annotations"] = {"report": 'x"' * 1_000_000}
+        meta["annotations"] = {REPORT_ANNOTATION: 'x"' * 1_000_000}
         line = event_line("ADDED", {"metadata": meta, "spec": {}})
         assert len(line) > 3_000_000
         for start in range(0, len(line), 8192):
@@ -407,7 +408,7 @@ async def test_a_3_mb_object_in_small_pieces(world: World) -> None:
         huge = await eventually(
             lambda: informer.store.get(f"{world.namespace}/huge"), "the line arrives"
         )
-        assert len((huge.metadata.annotations or {})["report"]) == 2_000_000
+        assert len(huge.report or "") == 2_000_000
         assert world.proxy.count() == 2, "no restart"
 
 

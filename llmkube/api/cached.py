@@ -10,10 +10,13 @@ Neighbours: `metalnode` and `federatedcluster` are the complete types, for every
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import intern
 from typing import TypeVar
 
 import msgspec
 from msgspec import field
+
+from llmkube.api.names import REPORT_ANNOTATION
 
 T = TypeVar("T", bound="CachedObject")
 
@@ -33,23 +36,30 @@ class OwnerReference(Part, frozen=True):
     uid: str
 
 
-class Meta(Part, frozen=True):
-    """ObjectMeta. `name` is the only field that every object is sure to have."""
+class Identity(Part, frozen=True):
+    """The metadata that stores need. `name` is the only field that every object is sure to have."""
 
     name: str
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    generation: int = 0
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
 
     @property
     def key(self) -> str:
-        """`namespace/name`, or `name` of a cluster-scoped object."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        """`namespace/name`, or `name` of a cluster-scoped object.
+
+        Interned: stores, indexes, queues and books all hold the same text.
+        """
+        return intern(f"{self.namespace}/{self.name}" if self.namespace else self.name)
+
+
+class Meta(Identity, frozen=True):
+    """ObjectMeta, as far as rules read it."""
+
+    generation: int = 0
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class OwnedMeta(Meta, frozen=True):
@@ -61,7 +71,7 @@ class OwnedMeta(Meta, frozen=True):
 class CachedObject(Part, frozen=True):
     """The base of everything that a store holds."""
 
-    metadata: Meta
+    metadata: Identity
 
     @property
     def key(self) -> str:
@@ -76,13 +86,29 @@ class CachedMeta(CachedObject, frozen=True):
 class LeaseSpec(Part, frozen=True):
     renew_time: str | None = None
     lease_duration_seconds: int | None = None
-    holder_identity: str | None = None
+
+
+class LeaseAnnotations(Part, frozen=True):
+    """Only the agent's report: a Mac may add any others, and they would cost memory."""
+
+    report: str | None = field(default=None, name=REPORT_ANNOTATION)
+
+
+class LeaseMeta(Identity, frozen=True):
+    annotations: LeaseAnnotations | None = None
 
 
 class CachedLease(CachedObject, frozen=True):
-    """A Lease; the agent's report is its annotation `names.REPORT_ANNOTATION`, untrusted text."""
+    """A Lease. There are as many as there are Macs, and each changes every 30 s."""
 
+    metadata: LeaseMeta
     spec: LeaseSpec = LeaseSpec()
+
+    @property
+    def report(self) -> str | None:
+        """The agent's report: untrusted text."""
+        annotations = self.metadata.annotations
+        return None if annotations is None else annotations.report
 
 
 # MetalNode --------------------------------------------------------------------------------------
@@ -150,6 +176,7 @@ class CachedMetalNodeStatus(Part, frozen=True):
 
 
 class CachedMetalNode(CachedObject, frozen=True):
+    metadata: Meta
     spec: CachedMetalNodeSpec = CachedMetalNodeSpec()
     status: CachedMetalNodeStatus = CachedMetalNodeStatus()
 
@@ -172,6 +199,7 @@ class CachedFederatedClusterStatus(Part, frozen=True):
 
 
 class CachedFederatedCluster(CachedObject, frozen=True):
+    metadata: Meta
     spec: CachedFederatedClusterSpec = CachedFederatedClusterSpec()
     status: CachedFederatedClusterStatus = CachedFederatedClusterStatus()
 

@@ -65,7 +65,7 @@ class Store(Generic[T]):
     def __init__(self, indexes: Mapping[str, Index[T]] | None = None) -> None:
         self._objects: dict[str, T] = {}
         self._functions = dict(indexes or {})
-        self._indexes: dict[str, dict[str, dict[str, None]]] = {n: {} for n in self._functions}
+        self._indexes: dict[str, dict[str, _Keys]] = {n: {} for n in self._functions}
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -86,7 +86,8 @@ class Store(Generic[T]):
 
         Raises KeyError for an index that the store does not keep.
         """
-        return [self._objects[key] for key in self._indexes[name].get(value, ())]
+        keys = self._indexes[name].get(value, ())
+        return [self._objects[key] for key in ((keys,) if isinstance(keys, str) else keys)]
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -126,8 +127,30 @@ class Store(Generic[T]):
         for name, index in self._indexes.items():
             before, after = old.get(name, set()), new.get(name, set())
             for value in before - after:
-                del index[value][key]
-                if not index[value]:
-                    del index[value]
+                _remove(index, value, key)
             for value in after - before:
-                index.setdefault(value, {})[key] = None
+                _add(index, value, key)
+
+
+# Nearly always one object is found under a value, and a dict of one costs 230 bytes more.
+_Keys = str | dict[str, None]
+
+
+def _add(index: dict[str, _Keys], value: str, key: str) -> None:
+    keys = index.get(value)
+    if keys is None:
+        index[value] = key
+    elif isinstance(keys, str):
+        index[value] = {keys: None, key: None}
+    else:
+        keys[key] = None
+
+
+def _remove(index: dict[str, _Keys], value: str, key: str) -> None:
+    keys = index[value]
+    if isinstance(keys, str):
+        del index[value]
+    else:
+        del keys[key]
+        if len(keys) == 1:
+            (index[value],) = keys

@@ -7,7 +7,7 @@ again, which is what the calm after a start is for (`rules.calm`). Neighbour: `r
 
 from __future__ import annotations
 
-from llmkube.api.cached import Meta
+from llmkube.api.cached import Identity
 from llmkube.clock import Now
 from llmkube.informers.guard import parse_version
 from llmkube.rules.liveness import Record, Sighting, Trust, observe
@@ -24,7 +24,7 @@ class LivenessBook:
         self._ahead: dict[str, tuple[str, int]] = {}
         # UID and version of what was read live, until the watch has caught up with it
 
-    def observe(self, meta: Meta, sighting: Sighting, now: Now) -> Record | None:
+    def observe(self, meta: Identity, sighting: Sighting, now: Now) -> Record | None:
         """Fold in what a list or a watch showed; return the record, None without any stamp.
 
         What is older than a live read is no sighting: else the stamps between the cache and the
@@ -37,7 +37,7 @@ class LivenessBook:
             del self._ahead[key]
         return self._fold(key, sighting, now)
 
-    def observe_live(self, meta: Meta, sighting: Sighting, now: Now) -> Record | None:
+    def observe_live(self, meta: Identity, sighting: Sighting, now: Now) -> Record | None:
         """Fold in what a live read showed, which is as new as can be."""
         self._ahead[meta.key] = (meta.uid, parse_version(meta.resource_version))
         return self._fold(meta.key, sighting, now)

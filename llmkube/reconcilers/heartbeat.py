@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from sys import intern
 
 from llmkube.api.cached import CachedLease, CachedMeta, CachedMetalNode
-from llmkube.api.names import REPORT_ANNOTATION, ConditionType, ConnectedReason, FieldManager
+from llmkube.api.names import ConditionType, ConnectedReason, FieldManager
 from llmkube.api.times import parse_time
 from llmkube.clock import ZERO, Clock, Now
 from llmkube.informers.guard import CacheGuard
@@ -56,11 +57,11 @@ _BY_ACCOUNT = "account"
 
 
 def _lease_key(node: CachedMetalNode) -> str:
-    return f"{node.metadata.namespace}/{node.spec.lease_name}"
+    return intern(f"{node.metadata.namespace}/{node.spec.lease_name}")
 
 
 def _account_key(node: CachedMetalNode) -> str:
-    return f"{node.metadata.namespace}/{node.spec.service_account_name}"
+    return intern(f"{node.metadata.namespace}/{node.spec.service_account_name}")
 
 
 METALNODE_INDEXES: Mapping[str, Index[CachedMetalNode]] = {
@@ -201,15 +202,13 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         if node is None:
             return None
         lease, record = await self._lease(node, live)
-        annotations = None if lease is None else lease.metadata.annotations
-        text = None if annotations is None else annotations.get(REPORT_ANNOTATION)
         period = self._settings.default_timeout if record is None else record.period
         facts = HeartbeatFacts(
             node=node,
             lease_exists=lease is not None,
             record=record,
             account=await self._account(node, live),
-            mirror=self._mirrors.get(_lease_key(node), text),
+            mirror=self._mirrors.get(_lease_key(node), None if lease is None else lease.report),
             calm_until=self._leases.view.sight.calm_until(period, ZERO),
             last_write=self._last_writes.get(key),
             skew_announced=record is not None and self._announced.has(record.uid),

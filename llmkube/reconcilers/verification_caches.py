@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
-from llmkube.api.names import METALNODE_UID_LABEL, REPORT_ANNOTATION, ConditionType
+from llmkube.api.names import METALNODE_UID_LABEL, ConditionType
 from llmkube.informers.guard import parse_version
 from llmkube.informers.store import Change, Store
 from llmkube.rules.checks import Bookkeeping
@@ -26,8 +26,7 @@ _YES = "yes"
 
 def report_text(lease: CachedLease | None) -> str | None:
     """The agent's report as the Lease carries it."""
-    annotations = lease.metadata.annotations if lease is not None else None
-    return annotations.get(REPORT_ANNOTATION) if annotations else None
+    return None if lease is None else lease.report
 
 
 def lease_key(node: CachedMetalNode) -> str:
