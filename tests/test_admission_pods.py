@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,8 +15,8 @@ import pytest
 from llmkube.api.cached import decode_metalnode
 from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE, VERIFIER_COMMAND
 from llmkube.api.spki import SpkiPin
-from llmkube.kube.errors import ApiError, Forbidden, Invalid
-from llmkube.kube.resources import CONFIGMAPS, PODS
+from llmkube.kube.errors import ApiError, Forbidden, Invalid, NotFound
+from llmkube.kube.resources import CONFIGMAPS, METALNODES, PODS
 from llmkube.rules.checks import CheckInputs, CheckSettings
 from llmkube.rules.verifier_pod import PodSettings, render_pod
 from llmkube.verifier.policy import AddressPolicy
@@ -36,15 +37,30 @@ ClientFor = Callable[[str, str], Awaitable["KubeClient"]]
 Pod = dict[str, Any]
 
 
-def verifier_pod(name: str, namespace: str) -> Pod:
+def metalnode(namespace: str, uid: str = "8a2f") -> dict[str, Any]:
+    tolerations = [{"key": "relay", "operator": "Exists", "effect": "NoSchedule"}]
+    return {
+        "apiVersion": METALNODES.api_version,
+        "kind": METALNODES.kind,
+        "metadata": {"name": "studio.example", "namespace": namespace, "uid": uid},
+        "spec": {
+            "leaseName": "l",
+            "serviceAccountName": "s",
+            "verifier": {"nodeSelector": {"zone": "relay"}, "tolerations": tolerations},
+        },
+    }
+
+
+async def owner_in(admin: KubeClient, namespace: str) -> str:
+    """The UID of a MetalNode that exists: a pod of none is soon collected as garbage."""
+    body = metalnode(namespace)
+    del body["metadata"]["uid"]
+    return str((await admin.create(METALNODES, body, namespace))["metadata"]["uid"])
+
+
+def verifier_pod(name: str, namespace: str, owner: str = "8a2f") -> Pod:
     """The pod that the controller really makes, with everything that a user may ask of it."""
-    node = decode_metalnode(
-        b"""{"metadata":{"name":"studio.example","namespace":"%s","uid":"8a2f"},
-        "spec":{"leaseName":"l","serviceAccountName":"s","verifier":{
-          "nodeSelector":{"zone":"relay"},
-          "tolerations":[{"key":"relay","operator":"Exists","effect":"NoSchedule"}]}}}"""
-        % namespace.encode()
-    )
+    node = decode_metalnode(json.dumps(metalnode(namespace, owner)).encode())
     inputs = CheckInputs(
         pin=SpkiPin(bytes(32)),
         certificate=make_certificate(),
@@ -93,7 +109,8 @@ def controller_kubeconfig(shipped: ControlPlane, ns: str) -> Any:
                     await client.create(PODS, pod, ns)
                 except Forbidden as error:
                     return POLICY in error.message
-                await client.delete(PODS, "too-early", ns, grace_seconds=0)
+                with contextlib.suppress(NotFound):  # it has no owner: garbage collection
+                    await client.delete(PODS, "too-early", ns, grace_seconds=0)
                 return False
 
             await eventually(refused, "the policy on the controller's pods is in force")
@@ -464,13 +481,13 @@ LITERAL = {"name": "LLMKUBE_TERMINATION_LOG", "value": "/dev/termination-log"}
 
 @pytest.mark.parametrize("change", [pytest.param(c, id=what) for what, c in PASSES])
 async def test_let_pass_and_deleted_again(
-    controller: KubeClient, ns: str, unique: Callable[[str], str], change: Change
+    admin: KubeClient, controller: KubeClient, namespace: str, change: Change
 ) -> None:
-    pod = verifier_pod(unique("pass"), ns)
+    pod = verifier_pod("pass", namespace, await owner_in(admin, namespace))
     change(pod)
-    created = await controller.create(PODS, pod, ns)
+    created = await controller.create(PODS, pod, namespace)
     assert created["spec"]["containers"][0]["image"] == IMAGE
-    await controller.delete(PODS, pod["metadata"]["name"], ns, grace_seconds=0)
+    await controller.delete(PODS, "pass", namespace, grace_seconds=0)
 
 
 def foreign_pod(name: str) -> Pod:
@@ -509,7 +526,7 @@ async def test_nothing_else_about_pods_even_if_rbac_were_wider(
     """RBAC gives none of these; if somebody widens it, the policy still stands."""
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
     await grant(admin, namespace, CONTROLLER_ACCOUNT, rules, of=SYSTEM_NAMESPACE)
-    pod = verifier_pod("victim", namespace)
+    pod = verifier_pod("victim", namespace, await owner_in(admin, namespace))
     await controller.create(PODS, pod, namespace)
     nothing_else = "may create and delete verifier pods, and nothing else"
 
