@@ -158,6 +158,17 @@ async def test_files_are_merged_and_paths_are_relative_to_their_own_file(
     assert access.credential.authorization == "Bearer of-two"
 
 
+async def test_the_first_file_that_chooses_a_context_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for kubectl; kubernetes_asyncio would take the last."""
+    first = {"current-context": "main"}
+    second = kubeconfig() | {"current-context": "other"}
+    paths = [str(write(tmp_path / name, d)) for name, d in (("1", first), ("2", second))]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(paths))
+    assert "context 'main'" in (await load_access()).origin
+
+
 async def test_certificates_leave_no_file_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from llmkube.kube.credentials import ServerTrust
 from llmkube.kube.resources import CONFIGMAPS, NAMESPACES
 from llmkube.metrics import Metrics
 from tests.support.faultproxy import (
+    EXPIRED,
     WATCHES,
     WRITES,
     Answer,
@@ -159,6 +160,23 @@ async def test_a_long_list_comes_compressed_and_whole(admin: KubeClient, namespa
         len(m.get("data", {}).get("text", "")) for m in await admin.list(CONFIGMAPS, namespace)
     ]
     assert sizes.count(100_000) == 3
+
+
+async def test_a_list_whose_next_page_is_gone_is_read_anew(
+    proxy: FaultProxy, connect: Connect, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmkube.kube.client.PAGE", 2)
+    client = await connect()
+    for number in range(5):
+        body = a_map(namespace)
+        body["metadata"]["name"] = f"map-{number}"
+        await client.create(CONFIGMAPS, body)
+    with proxy.playing(EXPIRED, "continue="):
+        found = [m["metadata"]["name"] for m in await client.list(CONFIGMAPS, namespace)]
+    assert found == sorted(set(found))
+    assert len(found) >= 5
+    with proxy.playing(EXPIRED), pytest.raises(errors.Gone):
+        await client.list(CONFIGMAPS, namespace)
 
 
 # Time -------------------------------------------------------------------------------------------

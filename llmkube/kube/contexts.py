@@ -118,14 +118,15 @@ def _merge(paths: str) -> tuple[Mapping[str, Any], list[Path]]:
     present = [file.absolute() for file in files if file.exists()]
     if not present:
         raise ConfigError(f"no such kubeconfig: {paths}")
-    for file in present:
-        _check_shape(file)
-    merged = KubeConfigMerger(os.pathsep.join(map(str, present))).config
-    return (merged.value if merged is not None else {}), present
+    chosen = [_check_shape(file).get("current-context") for file in present]
+    node = KubeConfigMerger(os.pathsep.join(map(str, present))).config
+    merged = node.value if node is not None else {}
+    # As for kubectl, the first file that sets it wins; for the library it is the last.
+    return {**merged, "current-context": next(filter(None, chosen), None)}, present
 
 
-def _check_shape(file: Path) -> None:
-    """The library trusts the shape of what it merges, so that is settled before."""
+def _check_shape(file: Path) -> Mapping[str, Any]:
+    """The file's content. The library trusts its shape, so that is settled before."""
     try:
         document = yaml.safe_load(file.read_bytes())
     except OSError as error:
@@ -140,6 +141,7 @@ def _check_shape(file: Path) -> None:
         entries = document.get(key) or []
         if not isinstance(entries, list) or not all(_is_entry(entry, item) for entry in entries):
             raise ConfigError(f"{file}: {key} must be a list of entries with name and {item}")
+    return document
 
 
 def _is_entry(entry: Any, item: str) -> bool:
