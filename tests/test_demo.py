@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,7 +17,7 @@ import yaml
 
 from devcluster.process import Process
 from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
-from tests.conftest import CONFIG
+from tests.conftest import CONFIG, ROOT
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,9 +26,25 @@ CONTROLLER = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{CONTROLLER_ACCOUNT}"
 Right = tuple[str, str, str]
 """(verb, API group, resource[/subresource])"""
 
+_MAY = "test_rbac_controller.py::test_may"
 NOT_SEEN_IN_THE_DEMO: dict[Right, str] = {
-    # Rights that are needed, but not in this script, and the test that needs each.
+    ("set-phase", "federation.llmkube.dev", "federatedclusters"): (
+        "test_admission_phase.py::test_the_controller_and_a_cluster_admin_may_set_it"
+    ),
+    ("patch", "events.k8s.io", "events"): (
+        "test_kube_events.py::test_create_and_patch_are_all_the_rights_it_needs"
+    ),
+    ("get", "", "pods"): _MAY,
+    ("get", "inference.llmkube.dev", "metalnodes/status"): _MAY,
+    ("get", "federation.llmkube.dev", "federatedclusters/status"): _MAY,
 }
+"""Rights that this script does not need each time, and the test that names each."""
+
+
+def test_each_right_beyond_the_demo_has_a_test_that_exists() -> None:
+    for test in NOT_SEEN_IN_THE_DEMO.values():
+        file, _, function = test.partition("::")
+        assert f"def {function}(" in (ROOT / "tests" / file).read_text(), test
 
 
 async def test_every_act_of_the_script_goes_as_it_should(tmp_path: Path) -> None:
@@ -49,8 +66,6 @@ async def test_every_act_of_the_script_goes_as_it_should(tmp_path: Path) -> None
 
 
 async def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    import signal
-
     demo = Process.start("demo", [sys.executable, "-m", "llmkube", "demo"], log=tmp_path / "log")
     try:
         await eventually(

@@ -51,7 +51,8 @@ class Picture:
             for event in await stage.client.list(EVENTS, "default")
             if event.get("regarding", {}).get("name") in SITES
         ]
-        self.events = sorted([*ours, *fleet], key=_event_time)[-_EVENTS_SHOWN:]
+        events: list[Object] = [*ours, *fleet]
+        self.events = sorted(events, key=_event_time)[-_EVENTS_SHOWN:]
 
     def tell(self, line: str) -> None:
         """Add a line to the story."""
