@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import pty
 import signal
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,7 +48,7 @@ from llmkube.kube.resources import (
     SERVICEACCOUNTS,
     Resource,
 )
-from tests.support.command import run_llmkube, running_llmkube
+from tests.support.command import COMMAND, environment, run_llmkube, running_llmkube
 from tests.support.wait import eventually
 from tests.test_cli_metal_credentials import Stopped, StoppingClient
 
@@ -477,3 +480,37 @@ async def test_ca_and_server_may_be_given(
 
 async def test_the_crds_exist(admin: KubeClient) -> None:
     assert await admin.get(CRDS, "federatedclusters.federation.llmkube.dev")
+
+
+# A terminal ------------------------------------------------------------------------------------
+
+
+async def test_on_a_terminal_watch_redraws_in_colour(
+    control_plane: ControlPlane, admin: KubeClient, site: str
+) -> None:
+    await register_site(admin, FleetOptions(site))
+    screen = bytearray()
+    ours, theirs = pty.openpty()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(ours, lambda: screen.extend(os.read(ours, 65536)))
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *("fleet", "status", site, "--watch"),
+        env=environment(control_plane.admin_kubeconfig, TERM="xterm"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    try:
+        await eventually(lambda: site.encode() in screen, "the first screen")
+        body = {"status": {"phase": "Stale"}}
+        await admin.merge_patch(FEDERATEDCLUSTERS, site, None, body, subresource="status")
+        await eventually(lambda: b"\x1b[33mStale" in screen, "the phase, in yellow")
+        drawn = screen.count(b"\x1b[H\x1b[2J")
+        await eventually(lambda: screen.count(b"\x1b[H\x1b[2J") > drawn + 1, "ages grow")
+    finally:
+        loop.remove_reader(ours)
+        process.kill()
+        await process.wait()
+        os.close(ours)
+        os.close(theirs)

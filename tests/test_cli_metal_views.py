@@ -108,8 +108,8 @@ async def test_an_empty_list_says_how_to_begin(control_plane: ControlPlane, name
     ran = await run_llmkube(
         "metal", "list", "-n", namespace, kubeconfig=control_plane.admin_kubeconfig
     )
-    assert ran.code == 0
-    assert "llmkube metal token create" in ran.out
+    assert (ran.code, ran.out) == (0, "")
+    assert "llmkube metal token create" in ran.err
 
 
 async def test_describe_reads_everything_that_bears_on_the_mac(

@@ -129,10 +129,10 @@ def choose_path(given: str | None, name: str, user: str, *, overwrite: bool) -> 
     if given == STDOUT:
         return None
     path = Path(given or f"{name}.kubeconfig").expanduser()
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
         raise CliError(
-            f"{path} cannot be written: it is a folder, or its folder does not exist; give "
-            "another -o FILE",
+            f"{path} cannot be written: it is no regular file, or its folder does not exist; "
+            "give another -o FILE, or '-' for stdout",
             ExitCode.USAGE,
         )
     if path.exists() and not overwrite and not _holds_only(path, user):

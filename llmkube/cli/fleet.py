@@ -173,17 +173,20 @@ def status(
 ) -> None:
     """Show the sites, which of them are alive, and totals.
 
+    GPUS are allocatable/total, SERVICES ready/total, as the site said last.
+
     With --watch a terminal is redrawn; otherwise each changed site is printed as a line (with
     -o json: as one document a line).
     """
-    from llmkube.cli.fleet_status import show, watch_sites
+    from llmkube.cli.fleet_status import read_sites, watch_sites
+    from llmkube.cli.output import show
 
     async def work() -> None:
         async with opt.connect(opt.Target(kubeconfig, context)) as session:
             if watch:
                 await watch_sites(session.client, name, output, opt.now)
             else:
-                typer.echo(await show(session.client, name, output, opt.now()))
+                show(await read_sites(session.client, name, output, opt.now()))
 
     opt.execute(work())
 

@@ -7,12 +7,14 @@ Connected sites only. Neighbour: `follow`, which keeps --watch going through eve
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,7 +23,7 @@ from llmkube.api.names import Phase
 from llmkube.api.times import parse_time
 from llmkube.cli.errors import CliError, ExitCode
 from llmkube.cli.follow import Selection, State, follow
-from llmkube.cli.output import age, as_list, document, names, plain, table, tidy
+from llmkube.cli.output import Hint, age, as_list, document, names, plain, table, tidy
 from llmkube.cli.ownership import find
 from llmkube.cli.values import Format
 from llmkube.kube.resources import FEDERATEDCLUSTERS
@@ -34,6 +36,7 @@ NO_PHASE = "none yet"
 _COLUMNS = ("NAME", "TIER", "PHASE", "LAST-HEARTBEAT", "GPUS", "SERVICES")
 _WIDE = ("NODES", "MODELS", "INTERVAL", "VERSION", "DISPLAY-NAME", "AGE")
 _HOME_AND_CLEAR = "\x1b[H\x1b[2J"
+_REDRAW_EVERY = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,15 @@ class Totals:
             f"{self.without_phase} without phase"
         )
         return (
-            f"{self.sites} sites: {phases}. {self.nodes} nodes, {self.gpus_total} GPUs, "
-            f"{self.services_total} services; on Connected sites {self.gpus_allocatable} GPUs "
-            f"allocatable, {self.services_ready} services ready."
+            f"{_plural(self.sites, 'site')}: {phases}. {_plural(self.nodes, 'node')}, "
+            f"{_plural(self.gpus_total, 'GPU')}, {_plural(self.services_total, 'service')}; on "
+            f"Connected sites {_plural(self.gpus_allocatable, 'GPU')} allocatable, "
+            f"{_plural(self.services_ready, 'service')} ready."
         )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def totals(sites: Sequence[Mapping[str, Any]]) -> Totals:
@@ -99,7 +107,7 @@ def _sum(sites: Iterable[Mapping[str, Any]], part: str, name: str) -> int:
 # Once ------------------------------------------------------------------------------------------
 
 
-async def show(client: KubeClient, name: str | None, output: Format, now: datetime) -> str:
+async def read_sites(client: KubeClient, name: str | None, output: Format, now: datetime) -> str:
     """The fleet, or one site of it, in the format asked for. Raises CliError if there is none."""
     if name is None:
         sites = await client.list(FEDERATEDCLUSTERS)
@@ -122,7 +130,7 @@ def render(sites: Sequence[Object], output: Format, now: datetime) -> str:
         case Format.NAME:
             return names(FEDERATEDCLUSTERS, sites)
         case _ if not sites:
-            return "No sites. Register one with `llmkube fleet register NAME`."
+            return Hint("No sites. Register one with `llmkube fleet register NAME`.")
         case _:
             wide = output is Format.WIDE
             rows = [row(site, now, wide=wide) for site in sites]
@@ -179,17 +187,39 @@ async def watch_sites(
     client: KubeClient, name: str | None, output: Format, now: Callable[[], datetime]
 ) -> None:
     """Show the fleet, and each change of it, until cancelled."""
-    screen = sys.stdout.isatty() and output in (Format.TABLE, Format.WIDE)
+    states = follow(client, Selection(FEDERATEDCLUSTERS, name=name))
+    if sys.stdout.isatty() and output in (Format.TABLE, Format.WIDE):
+        await _redraw(states, output, now)
     before: State | None = None
-    async for state in follow(client, Selection(FEDERATEDCLUSTERS, name=name)):
-        if screen:
-            sites = [state[key] for key in sorted(state)]
-            typer.echo(_HOME_AND_CLEAR + render(sites, output, now()))
-        else:
-            for line in changed_lines(before, state, output, now()):
-                typer.echo(line)
-            sys.stdout.flush()
+    async for state in states:
+        for line in changed_lines(before, state, output, now()):
+            typer.echo(line)
+        sys.stdout.flush()
         before = state
+
+
+async def _redraw(
+    states: AsyncIterator[State], output: Format, now: Callable[[], datetime]
+) -> None:
+    """Draw the screen at each change, and every other second, because ages grow."""
+    latest: State | None = None
+    changed = asyncio.Event()
+
+    async def draw() -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REDRAW_EVERY.total_seconds()):
+                    await changed.wait()
+            changed.clear()
+            if latest is not None:
+                sites = [latest[key] for key in sorted(latest)]
+                typer.echo(_HOME_AND_CLEAR + render(sites, output, now()))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(draw())
+        async for state in states:
+            latest = state
+            changed.set()
 
 
 def changed_lines(before: State | None, state: State, output: Format, now: datetime) -> list[str]:

@@ -101,12 +101,10 @@ def root(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show tracebacks of failures."),
+        typer.Option("--debug", help=f"Show tracebacks of failures; as {DEBUG_VARIABLE}=1."),
     ] = False,
 ) -> None:
     """The truth about Macs and edge clusters that serve LLMs outside the main cluster."""
-    if debug:
-        os.environ[DEBUG_VARIABLE] = "1"
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -117,8 +115,11 @@ def main(args: Sequence[str] | None = None) -> None:
 def run(args: Sequence[str]) -> int:
     """Run the command and return its exit code; a failure is told on stderr."""
     command = typer.main.get_command(app)
+    given = [argument for argument in args if argument != "--debug"]  # wherever it stands
+    if len(given) < len(args):
+        os.environ[DEBUG_VARIABLE] = "1"
     try:
-        result = command.main(list(args), prog_name="llmkube", standalone_mode=False)
+        result = command.main(given, prog_name="llmkube", standalone_mode=False)
     except typer.Abort:
         return ExitCode.INTERRUPTED
     except (KeyboardInterrupt, Exception) as error:

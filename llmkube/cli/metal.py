@@ -189,11 +189,12 @@ def token_list(
 ) -> None:
     """List the Macs' accounts: whether they are active, their age, and the last heartbeat."""
     from llmkube.cli.metal_list import show_accounts
+    from llmkube.cli.output import show
 
     async def work() -> None:
         async with opt.connect(opt.Target(kubeconfig, context, namespace)) as session:
             where = None if all_namespaces else session.namespace
-            typer.echo(await show_accounts(session.client, where, output, opt.now()))
+            show(await show_accounts(session.client, where, output, opt.now()))
 
     opt.execute(work())
 
@@ -227,11 +228,12 @@ def list_nodes(
 ) -> None:
     """List the Macs: connected, reachable, and where."""
     from llmkube.cli.metal_list import show_nodes
+    from llmkube.cli.output import show
 
     async def work() -> None:
         async with opt.connect(opt.Target(kubeconfig, context, namespace)) as session:
             where = None if all_namespaces else session.namespace
-            typer.echo(await show_nodes(session.client, where, output, opt.now()))
+            show(await show_nodes(session.client, where, output, opt.now()))
 
     opt.execute(work())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmkube.api.names import ConditionType
 from llmkube.api.times import format_time, parse_time
 from llmkube.cli.metal_credentials import MetalAccount, list_metal_accounts
-from llmkube.cli.output import age, as_list, document, names, table
+from llmkube.cli.output import Hint, age, as_list, document, names, table
 from llmkube.cli.values import Format
 from llmkube.kube.resources import METALNODES
 
@@ -130,6 +130,6 @@ def _as_dict(account: MetalAccount) -> Object:
     }
 
 
-def _nothing(what: str, namespace: str | None, advice: str) -> str:
+def _nothing(what: str, namespace: str | None, advice: str) -> Hint:
     where = "in any namespace" if namespace is None else f"in namespace {namespace} (-A: in all)"
-    return f"No {what} {where}. Make one with `{advice}`."
+    return Hint(f"No {what} {where}. Make one with `{advice}`.")

@@ -21,6 +21,19 @@ from llmkube.cli.values import Format
 from llmkube.kube.resources import Resource
 
 NONE = "<none>"
+
+
+class Hint(str):
+    """Words for people where there is nothing to show: not part of the output."""
+
+    __slots__ = ()
+
+
+def show(text: str) -> None:
+    """Print a result on stdout, a hint on stderr."""
+    typer.echo(text, err=isinstance(text, Hint))
+
+
 _GAP = 3
 _GOOD = frozenset({"True", "Connected", "Reachable", "Active"})
 _BAD = frozenset({"False", "Unreachable", "Revoked", "Timeout", "Refused", "PinMismatch"})
