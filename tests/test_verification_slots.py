@@ -93,6 +93,17 @@ def test_a_start_that_fails_gives_its_slot_to_the_next() -> None:
     assert world.told == ["b"]
 
 
+def test_a_slot_is_free_when_the_pod_is_deleted_not_when_the_result_is_written() -> None:
+    world = World(limit=1)
+    world.start("a")
+    world.request("b")
+    world.slots.ending("a")
+    world.end("a")
+    assert world.told == []
+    world.slots.ended("a")
+    assert world.told == ["b"]
+
+
 def test_who_withdraws_does_not_hold_up_the_next() -> None:
     world = World(limit=1)
     world.start("a")

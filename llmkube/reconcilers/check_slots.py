@@ -45,6 +45,7 @@ class CheckSlots:
         self._tell = tell
         self._starting: set[str] = set()
         self._started: dict[str, str] = {}
+        self._ending: set[str] = set()
         self._waiting: dict[str, Turn] = {}
         self._arrivals = 0
 
@@ -58,7 +59,8 @@ class CheckSlots:
         # What the cache shows is counted from the cache: it also knows when the check is over.
         for key in [k for k, version in self._started.items() if self._checks.shows(k, version)]:
             del self._started[key]
-        return len(self._checks.running() | self._starting | self._started.keys())
+        held = self._starting | self._ending | self._started.keys()
+        return len(self._checks.running() | held)
 
     def request(self, key: str, last_start: timedelta | None) -> bool:
         """Ask for a slot: True if the key has one now, else it waits and is told.
@@ -81,6 +83,16 @@ class CheckSlots:
         cache shows it, and then by what the cache shows."""
         self._starting.discard(key)
         self._started[key] = version
+
+    def ending(self, key: str) -> None:
+        """The check of this key is over; its slot is held until its pod is deleted (`ended`)."""
+        self._ending.add(key)
+
+    def ended(self, key: str) -> None:
+        """Nothing is left of the key's last check. Harmless if there was nothing."""
+        if key in self._ending:
+            self._ending.discard(key)
+            self.look()
 
     def withdraw(self, key: str) -> None:
         """The key wants no slot: its start failed, or its check is not due any more."""

@@ -145,6 +145,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             self.slots.withdraw(key)  # a start that failed must not hold up others
             raise
         finally:
+            self.slots.ended(key)
             self._metrics.slots(self.slots.in_use(), self.slots.waiting)
         if key not in self._caches.nodes:
             await self._sweep_after(key)
@@ -178,6 +179,8 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         settings = self._settings
         decision = verification.decide(seen.seen, settings.checks, settings.policy, now)
         key = seen.target.key
+        if decision.result is not None:
+            self.slots.ending(key)
         if decision.plan is None:
             self.slots.withdraw(key)
         elif self.slots.request(key, decision.plan.last_start):
