@@ -9,6 +9,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from ipaddress import ip_network
 from pathlib import Path
 
 import aiohttp
@@ -17,14 +18,19 @@ from aiohttp import WSMsgType, web
 
 from llmkube.agent.gate import ClosedGate, OpenGate
 from llmkube.agent.settings import IngressSettings
+from llmkube.clock import SystemClock
+from llmkube.verifier.dialback import run_check
+from llmkube.verifier.protocol import CheckRequest, Outcome
 from tests.support.agents import (
     TOKEN,
     UID,
+    RunningIngress,
     http_upstream,
     raw_upstream,
     running_ingress,
     trusting_context,
 )
+from tests.support.ingresses import issue
 from tests.support.wait import eventually
 
 AUTH = f"X-LLMKube-Relay-Token: {TOKEN}\r\n"
@@ -136,6 +142,18 @@ class TestTls:
             assert b"200 OK" in await reader.read()
             second.transport.abort()
 
+    async def test_the_clusters_verifier_is_convinced_by_this_key_and_certificate_only(
+        self, tmp_path: Path
+    ) -> None:
+        async with http_upstream(echo) as upstream, running_ingress(tmp_path, upstream) as running:
+            first = running.use(UID)
+            assert await dial_back(running, first) == Outcome.REACHABLE
+            second = running.use(UID.replace("6", "7"))
+            assert await dial_back(running, first) == Outcome.CERTIFICATE_MISMATCH
+            assert await dial_back(running, second) == Outcome.REACHABLE
+            stranger = issue(uid=UID)
+            assert await dial_back(running, stranger.der, stranger.spki) == Outcome.PIN_MISMATCH
+
     async def test_no_session_is_resumed(self, tmp_path: Path) -> None:
         async with http_upstream(echo) as upstream, running_ingress(tmp_path, upstream) as running:
             context = trusting_context()
@@ -145,6 +163,20 @@ class TestTls:
             session = writer.get_extra_info("ssl_object").session
             assert session is None or not session.has_ticket
             writer.transport.abort()
+
+
+async def dial_back(running: RunningIngress, certificate: bytes, pin: bytes = b"") -> Outcome:
+    """What the verifier that the cluster sends finds at the ingress."""
+    request = CheckRequest(
+        input_hash="hash",
+        spki=pin or running.identity.spki,
+        certificate=certificate,
+        port=running.port,
+        addresses=("127.0.0.1",),
+        allow=(ip_network("127.0.0.0/8"),),
+    )
+    report = await asyncio.to_thread(run_check, request, SystemClock())
+    return report.results[0].result
 
 
 class TestWhatTheUpstreamSees:
@@ -181,6 +213,24 @@ class TestWhatTheUpstreamSees:
         assert ("X-Forwarded-For", "127.0.0.1") in pairs
         assert ("Host", upstream.removeprefix("http://")) in pairs
         assert [value for name, value in pairs if name == "X-Twice"] == ["1", "2"]
+
+    @pytest.mark.parametrize(
+        "target",
+        ["/", "/a//b/./../c;x=1?d=%zz%00", '/"<>^`{|}[]\\~\'()*!$&,+=:@?"<>', "/%2e%2e/"],
+    )
+    async def test_the_target_passes_byte_for_byte(self, tmp_path: Path, target: str) -> None:
+        seen: list[bytes] = []
+
+        async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.append(await reader.readuntil(b"\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        async with (
+            raw_upstream(conversation) as upstream,
+            running_ingress(tmp_path, upstream) as running,
+        ):
+            assert (await running.ask(get(target))).startswith(b"HTTP/1.1 200")
+        assert seen == [b"GET " + target.encode() + b" HTTP/1.1\r\n"]
 
     @pytest.mark.parametrize("chunked", [True, False])
     @pytest.mark.parametrize("size", [0, 1, 200_000])

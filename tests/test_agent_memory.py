@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from llmkube.agent.identity import certificate_for, open_identity
-from llmkube.agent.statedir import StateDir
-from llmkube.kube.kubeconfig import write_kubeconfig
-from tests.support.agentprocess import AgentProcess, running_agent
-from tests.support.agents import TOKEN, UID, http_upstream, listening, trusting_context
+from tests.support.agentprocess import client, serving_agent
+from tests.support.agents import http_upstream
 from tests.support.wait import eventually
 
 MIB = 1024 * 1024
 BODY = 300 * MIB
 ROOM = 40 * MIB
 """What the process may grow by: interpreter noise and a few buffers per connection."""
-
-
-@asynccontextmanager
-async def serving_agent(folder: Path, upstream: str) -> AsyncIterator[AgentProcess]:
-    """An agent whose API server is away, serving with the certificate of an earlier run."""
-    with StateDir.open(folder / "state") as state:
-        certificate_for(state, open_identity(state), UID, datetime.now(UTC))
-    token_file = folder / "relay-token"
-    token_file.write_text(TOKEN)
-    token_file.chmod(0o600)
-    kubeconfig = folder / "kubeconfig"
-    write_kubeconfig(
-        kubeconfig,
-        server="https://127.0.0.1:1",
-        ca_pem=None,
-        namespace="default",
-        user="mac",
-        token="opaque",
-    )
-    options = ("--name", "mac", "--relay-token-file", str(token_file))
-    async with running_agent(folder, kubeconfig, *options, upstream=upstream) as agent:
-        await agent.says("ingress listens")
-        await listening(agent.port)
-        yield agent
-
-
-@asynccontextmanager
-async def client(agent: AgentProcess) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(
-        f"https://127.0.0.1:{agent.port}",
-        connector=aiohttp.TCPConnector(ssl=trusting_context(), limit=0),
-        headers={"X-LLMKube-Relay-Token": TOKEN},
-        timeout=aiohttp.ClientTimeout(total=None),
-    ) as session:
-        yield session
 
 
 async def mirror(request: web.Request) -> web.StreamResponse:

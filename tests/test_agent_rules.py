@@ -9,6 +9,7 @@ import os
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from multidict import CIMultiDict
 
 from llmkube.agent.command import run_command
 from llmkube.agent.gate import TOKEN_HEADER, TokenGate
-from llmkube.agent.heartbeat import lease_patch, retry_pause
+from llmkube.agent.heartbeat import Answer, lease_patch, read_answer, retry_pause
 from llmkube.agent.httprules import (
     Upstream,
     is_ready_probe,
@@ -51,6 +52,32 @@ class TestBeat:
     def test_a_new_report_rides_along(self) -> None:
         patch = lease_patch(NOW, "holder", RHYTHM, "{}")
         assert patch["metadata"] == {"annotations": {REPORT_ANNOTATION: "{}"}}
+
+    @pytest.mark.parametrize(
+        ("annotations", "owners", "expected", "answer"),
+        [
+            pytest.param({}, [], None, Answer(None, False, False), id="an empty Lease"),
+            pytest.param(None, None, None, Answer(None, False, False), id="a bare one"),
+            pytest.param("ours", ["me"], "ours", Answer("ours", False, False), id="all as it was"),
+            pytest.param("ours", ["me"], None, Answer("ours", False, False), id="just written"),
+            pytest.param("theirs", ["me"], "ours", Answer("theirs", True, False), id="overwritten"),
+            pytest.param({}, ["me"], "ours", Answer(None, True, False), id="removed"),
+            pytest.param("ours", ["x"], "ours", Answer("ours", False, True), id="another owner"),
+            pytest.param(
+                "ours", ["x", "me"], "ours", Answer("ours", False, False), id="two owners"
+            ),
+        ],
+    )
+    def test_what_the_answer_shows(
+        self, annotations: Any, owners: Any, expected: str | None, answer: Answer
+    ) -> None:
+        if isinstance(annotations, str):
+            annotations = {REPORT_ANNOTATION: annotations}
+        metadata = {
+            "annotations": annotations,
+            "ownerReferences": owners and [{"uid": owner} for owner in owners],
+        }
+        assert read_answer({"metadata": metadata}, "me", expected) == answer
 
     @given(st.integers(1, 10**9), st.integers(0, 86_400) | st.none())
     def test_a_retry_comes_within_the_cap(self, failures: int, asked: int | None) -> None:

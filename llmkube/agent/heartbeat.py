@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -70,6 +70,34 @@ def lease_patch(
     if report is not None:
         patch["metadata"] = {"annotations": {REPORT_ANNOTATION: report}}
     return patch
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the Lease shows in the answer to a beat."""
+
+    carried: str | None
+    """The report on it."""
+    overwritten: bool
+    """It should have carried our report, and did not."""
+    disowned: bool
+    """Its owner is another MetalNode than ours."""
+
+
+def read_answer(lease: Mapping[str, Any], uid: str, expected: str | None) -> Answer:
+    """Read a Lease as it is after a beat for the MetalNode `uid`.
+
+    `expected` is the report that it carried before and that the beat left alone; None where the
+    beat has just written it, or there was none.
+    """
+    metadata = lease.get("metadata") or {}
+    carried = (metadata.get("annotations") or {}).get(REPORT_ANNOTATION)
+    owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
+    return Answer(
+        carried=carried,
+        overwritten=expected is not None and carried != expected,
+        disowned=bool(owners) and uid not in owners,
+    )
 
 
 def retry_pause(failures: int, error: Exception, settings: HeartbeatSettings) -> timedelta:
@@ -155,25 +183,22 @@ class Heartbeat:
             lease_patch(self._clock.now().wall, self._holder, self._settings, send),
             field_manager=FieldManager.AGENT,
         )
-        return self._learn(lease, node, report, sent=send is not None)
+        expected = report if send is None else None
+        return self._learn(node, read_answer(lease, node.uid, expected))
 
-    def _learn(self, lease: dict[str, Any], node: Node, report: str | None, *, sent: bool) -> bool:
-        """Read the answer to a beat: it shows who else writes here, and whose Lease it is."""
-        metadata = lease.get("metadata") or {}
-        carried = (metadata.get("annotations") or {}).get(REPORT_ANNOTATION)
-        if not sent and report is not None and carried != report:
+    def _learn(self, node: Node, answer: Answer) -> bool:
+        """Take in what the answer to a beat shows. True: beat again at once."""
+        self._lease_report = answer.carried
+        if answer.overwritten:
             log.warning(
                 "somebody else changed the report on our Lease: if another machine uses the same "
                 "credential, give it its own with `llmkube metal token create`",
                 lease=node.lease,
             )
-        self._lease_report = carried
-        owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
-        if owners and node.uid not in owners:
+        if answer.disowned:
             log.info("the Lease belongs to another MetalNode now", lease=node.lease)
             self._node = None
-            return True
-        return report is not None and not sent and carried != report
+        return answer.overwritten or answer.disowned
 
     async def _current_node(self) -> Node:
         now = self._clock.now().mono

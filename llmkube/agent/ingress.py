@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from aiohttp import web
@@ -52,15 +52,17 @@ class _Guest:
     """Set once it is known, by a good token, or gone."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     known: bool = False
+    busy: bool = False
+    """A request is being answered."""
     task: asyncio.Task[None] | None = None
 
 
 class _Server(web.Server):
     """aiohttp's HTTP server, telling the listener whose connection has ended."""
 
-    def __init__(self, listener: Ingress, relay: Relay, settings: IngressSettings) -> None:
+    def __init__(self, listener: Ingress, settings: IngressSettings) -> None:
         super().__init__(
-            relay.handle,
+            listener.handle,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("llmkube.agent.http"),
@@ -71,7 +73,9 @@ class _Server(web.Server):
         )
         self._listener = listener
 
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         super().connection_lost(handler, exc)
         self._listener.connection_lost(handler)
 
@@ -93,7 +97,7 @@ class Ingress:
         self._context: ssl.SSLContext | None = None
         self._ready = asyncio.Event()
         self._guests: dict[_Guest, None] = {}  # in order of arrival
-        self._by_protocol: dict[object, _Guest] = {}
+        self._by_protocol: dict[web.RequestHandler, _Guest] = {}
         self._draining = asyncio.Event()
         relay.on_admitted = self._admitted
 
@@ -120,7 +124,7 @@ class Ingress:
         log.info("ingress listens", addresses=", ".join(map(_show, sockets)))
         try:
             async with self._relay.open(), asyncio.TaskGroup() as group:
-                server = _Server(self, self._relay, self._settings)
+                server = _Server(self, self._settings)
                 acceptors = [
                     group.create_task(self._accept(sock, server, group)) for sock in sockets
                 ]
@@ -130,7 +134,7 @@ class Ingress:
                 await asyncio.wait(acceptors)  # before their sockets close under them
                 for sock in sockets:
                     sock.close()
-                await self._finish(server)
+                await self._finish()
         finally:
             for sock in sockets:
                 sock.close()
@@ -140,8 +144,24 @@ class Ingress:
         self._draining.set()
         self._ready.set()
 
-    async def _finish(self, server: _Server) -> None:
-        server.pre_shutdown()  # idle connections close now, busy ones after their request
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request of one connection."""
+        guest = self._by_protocol.get(request.protocol)
+        if guest is None:
+            return await self._relay.handle(request)
+        guest.busy = True
+        try:
+            return await self._relay.handle(request)
+        finally:
+            guest.busy = False
+            if self._draining.is_set():
+                request.protocol.close()  # after this answer
+
+    async def _finish(self) -> None:
+        """Idle connections close now, busy ones after their request (`handle`)."""
+        for protocol, guest in list(self._by_protocol.items()):
+            if not guest.busy:
+                protocol.force_close()
         try:
             async with asyncio.timeout(self._settings.drain_timeout.total_seconds()):
                 for guest in list(self._guests):
@@ -228,7 +248,7 @@ class Ingress:
             guest.known = True
             guest.settled.set()
 
-    def connection_lost(self, protocol: object) -> None:
+    def connection_lost(self, protocol: web.RequestHandler) -> None:
         """A connection has ended, whoever ended it."""
         guest = self._by_protocol.get(protocol)
         if guest is not None:

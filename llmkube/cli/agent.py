@@ -238,3 +238,5 @@ def _run(options: AgentOptions, *, check: bool) -> None:
         asyncio.run(run_agent(options, SystemClock()))
     except StateError as error:
         raise CliError(str(error)) from None
+    except asyncio.CancelledError:  # a second signal
+        raise typer.Exit(ExitCode.INTERRUPTED) from None

@@ -12,17 +12,27 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from devcluster.controlplane import ControlPlane
-from llmkube.agent.identity import CERTIFICATE_FILE, load_certificate, load_identity
+from llmkube.agent.identity import (
+    CERTIFICATE_FILE,
+    certificate_for,
+    load_certificate,
+    load_identity,
+    open_identity,
+)
+from llmkube.agent.statedir import StateDir
 from llmkube.api.names import REPORT_ANNOTATION
 from llmkube.api.report import AgentReport, parse_report
 from llmkube.kube.client import KubeClient
+from llmkube.kube.kubeconfig import write_kubeconfig
 from llmkube.kube.resources import LEASES, METALNODES
-from tests.support.agents import trusting_context
+from tests.support.agents import TOKEN, UID, listening, trusting_context
 from tests.support.ports import free_port
 from tests.support.wait import eventually
 
@@ -245,3 +255,38 @@ async def register_mac(
     mac = Mac(cluster, admin, namespace, folder, folder / "mac.kubeconfig", beats)
     await mac.new_credential()
     return mac
+
+
+@asynccontextmanager
+async def serving_agent(folder: Path, upstream: str) -> AsyncIterator[AgentProcess]:
+    """An agent whose API server is away, serving with the certificate of an earlier run."""
+    with StateDir.open(folder / "state") as state:
+        certificate_for(state, open_identity(state), UID, datetime.now(UTC))
+    token_file = folder / "relay-token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    kubeconfig = folder / "kubeconfig"
+    write_kubeconfig(
+        kubeconfig,
+        server="https://127.0.0.1:1",
+        ca_pem=None,
+        namespace="default",
+        user="mac",
+        token="opaque",
+    )
+    options = ("--name", "mac", "--relay-token-file", str(token_file))
+    async with running_agent(folder, kubeconfig, *options, upstream=upstream) as agent:
+        await agent.says("ingress listens")
+        await listening(agent.port)
+        yield agent
+
+
+@asynccontextmanager
+async def client(agent: AgentProcess) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(
+        f"https://127.0.0.1:{agent.port}",
+        connector=aiohttp.TCPConnector(ssl=trusting_context(), limit=0),
+        headers={"X-LLMKube-Relay-Token": TOKEN},
+        timeout=aiohttp.ClientTimeout(total=None),
+    ) as session:
+        yield session
