@@ -68,13 +68,7 @@ async def running(images: Images) -> AsyncIterator[Site]:
             node = Node(folder / "node")
             stack.push_async_callback(node.stop)
             await asyncio.to_thread(_connect, node)
-            options = Options(
-                address=addresses.CONTROL_PLANE,
-                folder=folder / "cluster",
-                service_cidr=str(addresses.SERVICES),
-                # Nobody here takes the not-ready taint away again: it is the cloud's business.
-                apiserver_args=("--disable-admission-plugins=TaintNodesByCondition",),
-            )
+            options = _options(folder / "cluster")
             cluster = await stack.enter_async_context(ControlPlane.start(options))
             scheduler = _scheduler(cluster)
             stack.push_async_callback(scheduler.stop)
@@ -83,6 +77,22 @@ async def running(images: Images) -> AsyncIterator[Site]:
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         reaper.forget_folder(folder)
+
+
+def _options(folder: Path) -> Options:
+    return Options(
+        address=addresses.CONTROL_PLANE,
+        folder=folder,
+        service_cidr=str(addresses.SERVICES),
+        apiserver_args=(
+            # No node lifecycle controller is here to take the not-ready taint away again.
+            "--disable-admission-plugins=TaintNodesByCondition",
+            # For `kubectl logs`: how to find the kubelet, and who asks.
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={folder / 'admin.crt'}",
+            f"--kubelet-client-key={folder / 'admin.key'}",
+        ),
+    )
 
 
 def _connect(node: Node) -> None:
