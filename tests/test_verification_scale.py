@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from devcluster.controlplane import ControlPlane
     from llmkube.kube.client import KubeClient
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
