@@ -448,12 +448,13 @@ def hostile_reports() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 async def test_hostile_reports_cost_nobody_his_connection(
     controller_client: KubeClient, namespace: str, make_mac: MakeMac
 ) -> None:
     reports = hostile_reports()
     async with running_heartbeats(controller_client, namespace) as controller:
-        honest = [await make_mac() for _ in range(20)]
+        honest = await asyncio.gather(*(make_mac() for _ in range(200)))
         hostile = {kind: await make_mac() for kind in reports}
         await asyncio.gather(
             *(mac.beat(duration=600) for mac in honest),
