@@ -13,8 +13,8 @@ import re
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from devcluster.controlplane import ControlPlane
-from llmkube.api.names import SYSTEM_NAMESPACE
+from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
 from llmkube.cli.credentials import TokenOptions, write
 from llmkube.cli.fleet_registration import (
     FleetOptions,
@@ -46,8 +46,10 @@ from llmkube.kube.resources import (
     NODES,
     Resource,
 )
+from llmkube.rules.phase import PhaseSettings
 from tests.support.command import Running, running_llmkube
 from tests.support.faultproxy import Drop, FaultProxy
+from tests.support.hubs import running_hub
 from tests.support.ports import free_port
 from tests.support.wait import eventually
 
@@ -248,6 +250,52 @@ async def answer(port: int, path: str) -> tuple[int, str]:
 # Tests; those before the kinds exist come first -------------------------------------------------
 
 
+async def phases_seen(sites: Sequence[Registered], during: timedelta) -> set[str]:
+    """Every phase that any of the sites had meanwhile."""
+    seen = set()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(during.total_seconds()):
+            while True:
+                seen |= {str((await site.status()).get("phase")) for site in sites}
+                await asyncio.sleep(0.2)
+    return seen
+
+
+@pytest.mark.slow
+async def test_edges_with_partial_sources_stay_connected_and_a_killed_one_comes_back(
+    admin: KubeClient,
+    client_for: Callable[[str, str], Awaitable[KubeClient]],
+    local: Site,
+    tmp_path: Path,
+) -> None:
+    """With the hub as its own account: one edge without our kinds, one that may list nothing."""
+    hub = await client_for(SYSTEM_NAMESPACE, CONTROLLER_ACCOUNT)
+    sites = []
+    for name in ("no-kinds", "no-rights"):
+        file = tmp_path / name
+        options = FleetOptions(name, heartbeat_interval=INTERVAL)
+        write(await register_site(admin, options), file)
+        sites.append(Registered(name, file, admin))
+
+    async def all_are(phase: str, *which: Registered) -> bool:
+        return all([(await site.status()).get("phase") == phase for site in which])
+
+    async with (
+        running_hub(hub, settings=PhaseSettings()),
+        edge(sites[1], local.nobody, tmp_path),
+    ):
+        async with edge(sites[0], local.edge, tmp_path) as running:
+            await eventually(lambda: all_are("Connected", *sites), "both are Connected")
+            assert await phases_seen(sites, 4 * INTERVAL) == {"Connected"}
+            await running.stop(signal.SIGKILL)
+            within = timedelta(seconds=60)
+            await eventually(lambda: all_are("Stale", sites[0]), "Stale", within=within)
+        async with edge(sites[0], local.edge, tmp_path):
+            await eventually(lambda: all_are("Connected", *sites), "back on the next push")
+    for site in sites:
+        await unregister_site(admin, site.name, None)
+
+
 async def test_without_models_and_services_the_rest_is_pushed_and_they_come_when_installed(
     site: Registered, local: Site, tmp_path: Path
 ) -> None:
@@ -286,6 +334,7 @@ async def test_without_the_right_to_list_anything_the_heartbeat_goes_out(
             assert set(status) == {"lastHeartbeatTime", "observedVersion"}
 
 
+@pytest.mark.slow
 async def test_while_its_own_cluster_is_away_the_last_good_values_are_repeated(
     site: Registered, local: Site, tmp_path: Path
 ) -> None:
@@ -320,6 +369,7 @@ async def test_killed_and_started_again_it_pushes_at_once(
         assert await running.stop(signal.SIGINT) == 0
 
 
+@pytest.mark.slow
 async def test_a_changed_interval_is_followed(
     site: Registered, local: Site, tmp_path: Path
 ) -> None:
@@ -365,6 +415,7 @@ async def test_it_outlives_an_outage_of_the_datacenter(
             assert running.text.count("no push") <= 4
 
 
+@pytest.mark.slow
 async def test_a_rotated_credential_is_picked_up_without_a_restart(
     admin: KubeClient, site: Registered, local: Site, tmp_path: Path
 ) -> None:
