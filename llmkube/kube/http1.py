@@ -9,7 +9,6 @@ bodies that end with the connection, interim 1xx answers; it refuses everything 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from enum import Enum, auto
 
 HEAD_LIMIT = 64 * 1024
@@ -21,14 +20,37 @@ class BadAnswer(Exception):
     """The peer does not speak HTTP/1.1 as we do."""
 
 
-@dataclass(frozen=True, slots=True)
 class Head:
-    """Status and headers; names in lower case, of repeated ones the last."""
+    """Status and headers. A header is looked for when it is asked for: of the dozen that an API
+    server sends, an answer's reader needs three."""
 
-    status: int
-    headers: dict[str, str]
-    persistent: bool
-    """Whether the connection may be used again after the body."""
+    __slots__ = ("_lines", "_lower", "status")
+
+    def __init__(self, status: int, lines: bytes = b"") -> None:
+        self.status = status
+        self._lines = lines
+        self._lower = lines.lower()
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, whose name is given in lower case; of repeated ones the first."""
+        start = self._lower.find(f"\r\n{name}:".encode())
+        if start < 0:
+            return None
+        start += len(name) + 3
+        end = self._lower.find(b"\r\n", start)
+        value = self._lines[start:] if end < 0 else self._lines[start:end]
+        return value.strip().decode("latin-1")
+
+    def repeats(self, name: str) -> bool:
+        """Whether there is more than one header of this name."""
+        return self._lower.count(f"\r\n{name}:".encode()) > 1
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the connection may be used again after the body."""
+        return self._lines.startswith(b"HTTP/1.1") and (
+            "close" not in (self.header("connection") or "").lower()
+        )
 
 
 class _Expect(Enum):
@@ -171,38 +193,23 @@ class AnswerParser:
 
 def parse_head(head: bytes) -> Head:
     """Parse status line and headers, without the empty line. Raises BadAnswer."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    code = rest[:3]
-    if version not in ("HTTP/1.1", "HTTP/1.0") or not (code.isascii() and code.isdigit()):
+    code = head[9:12]
+    if head[:9] not in (b"HTTP/1.1 ", b"HTTP/1.0 ") or not code.isdigit() or len(code) < 3:
         raise BadAnswer("the answer is not HTTP/1.1")
-    pairs = [line.partition(":") for line in lines]
-    headers = {name.lower(): value.strip() for name, _, value in pairs}
-    if len(headers) != len(pairs):
-        _check_repeated(pairs)
-    if not all(headers) or " " in "".join(headers):
-        raise BadAnswer("a header is malformed")
-    persistent = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
-    return Head(int(code), headers, persistent)
-
-
-def _check_repeated(pairs: list[tuple[str, str, str]]) -> None:
-    """Two opinions on where the body ends are none."""
-    for framing in ("content-length", "transfer-encoding"):
-        if len({value.strip() for name, _, value in pairs if name.lower() == framing}) > 1:
-            raise BadAnswer(f"two different {framing} headers")
+    return Head(int(code), head)
 
 
 def _framing(head: Head) -> tuple[_Expect, int]:
     """How the body of an answer to anything but HEAD ends (RFC 9112, 6.3)."""
     if head.status in (204, 304):
         return _Expect.NOTHING, 0
-    coding = head.headers.get("transfer-encoding")
+    coding, length = head.header("transfer-encoding"), head.header("content-length")
+    if head.repeats("transfer-encoding") or head.repeats("content-length"):
+        raise BadAnswer("two opinions on where the body ends are none")
     if coding is not None:
         if coding.lower() != "chunked":
             raise BadAnswer(f"transfer coding {coding!r} is not supported")
         return _Expect.CHUNK_LINE, 0
-    length = head.headers.get("content-length")
     if length is None:
         return _Expect.END_OF_STREAM, 0
     if not (length.isascii() and length.isdigit()) or len(length) > 15:
@@ -219,7 +226,7 @@ def _line_end(data: bytes, at: int) -> int:
 
 def decoded(head: Head, body: bytes) -> bytes:
     """The body without its content coding. Raises BadAnswer."""
-    match head.headers.get("content-encoding", "identity").lower():
+    match (head.header("content-encoding") or "identity").lower():
         case "identity":
             return body
         case "gzip":

@@ -1,9 +1,10 @@
 """The credentials in force: re-read when their files change, and at once after a 401.
 
 Tokens in pods and on Macs are replaced on disk while the process runs, and exec plugins hand out
-short-lived ones. `Logins` keeps the newest: it looks at the files once a minute, reloads before a
-credential expires, and lets a request that met a 401 ask for a newer one. Reloads never overlap,
-and a failed one keeps what there is. The user is `llmkube.kube.transport`.
+short-lived ones. `Logins` keeps the newest: it looks at the files once a minute (on the clock that
+runs through sleep: a laptop's token ages there, too), reloads before a credential expires, and lets
+a request that met a 401 ask for a newer one. Reloads never overlap, and a failed one keeps what
+there is. The user is `llmkube.kube.transport`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from llmkube.clock import Clock, Now
+from llmkube.clock import ZERO, Clock
 from llmkube.kube.connection import Origin
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ConfigError
@@ -79,9 +80,8 @@ class Logins:
         self._reloading = asyncio.Lock()
         self._login = Login.of(access)
         self._signature = _signature(access.files)
-        now = clock.now()
-        self._check_at = self._next_check(now)
-        self._reloaded_at = now.mono - SHORTEST_PAUSE
+        self._check_at = self._next_check()
+        self._reloaded_at = clock.boottime() - SHORTEST_PAUSE
 
     @property
     def latest(self) -> Login:
@@ -90,27 +90,26 @@ class Logins:
 
     async def current(self) -> Login:
         """The login for the next request."""
-        if self._clock.now().mono < self._check_at:
+        if self._clock.boottime() < self._check_at:
             return self._login
         async with self._reloading:
-            now = self._clock.now()
-            if now.mono >= self._check_at:
-                if self._expires_soon(now) or _signature(self._files()) != self._signature:
+            if self._clock.boottime() >= self._check_at:
+                if self._expires_soon() or _signature(self._files()) != self._signature:
                     await self._reload()
-                self._check_at = self._next_check(self._clock.now())
+                self._check_at = self._next_check()
         return self._login
 
     async def after_rejection(self, rejected: Login) -> Login | None:
         """A newer login than the one that met a 401, or None if there is none."""
         async with self._reloading:
-            now = self._clock.now().mono
-            if self._login is rejected and now - self._reloaded_at >= SHORTEST_PAUSE:
+            rested = self._clock.boottime() - self._reloaded_at
+            if self._login is rejected and rested >= SHORTEST_PAUSE:
                 await self._reload()
         newer = self._login
         return newer if newer.access.credential != rejected.access.credential else None
 
     async def _reload(self) -> None:
-        self._reloaded_at = self._clock.now().mono
+        self._reloaded_at = self._clock.boottime()
         signature = _signature(self._files())
         try:
             self._login = Login.of(await self._login.access.reload(), self._login)
@@ -122,15 +121,21 @@ class Logins:
     def _files(self) -> tuple[Path, ...]:
         return self._login.access.files
 
-    def _expires_soon(self, now: Now) -> bool:
-        expires_at = self._login.access.credential.expires_at
-        return expires_at is not None and expires_at - RENEW_BEFORE_EXPIRY <= now.wall
+    def _expires_soon(self) -> bool:
+        left = self._left()
+        return left is not None and left <= ZERO
 
-    def _next_check(self, now: Now) -> timedelta:
-        pause = CHECK_EVERY
-        if expires_at := self._login.access.credential.expires_at:
-            pause = min(pause, expires_at - RENEW_BEFORE_EXPIRY - now.wall)
-        return now.mono + max(pause, SHORTEST_PAUSE)
+    def _next_check(self) -> timedelta:
+        left = self._left()
+        pause = CHECK_EVERY if left is None else min(CHECK_EVERY, left)
+        return self._clock.boottime() + max(pause, SHORTEST_PAUSE)
+
+    def _left(self) -> timedelta | None:
+        """Until the credential should be renewed; None if it does not say when it ends."""
+        expires_at = self._login.access.credential.expires_at
+        if expires_at is None:
+            return None
+        return expires_at - RENEW_BEFORE_EXPIRY - self._clock.now().wall
 
 
 def _signature(files: tuple[Path, ...]) -> _Signature:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, timedelta
@@ -114,12 +114,11 @@ class Transport:
         raise AssertionError("unreachable")
 
     async def _send(self, call: Call, login: Login, gate: Gate | None, *, fresh: bool) -> bytes:
-        started = self._clock.now().mono
+        started = self._clock.boottime()
         request = self._render(call, login)
         head, body = await self._pool.exchange(login.origin, request, fresh=fresh, gate=gate)
         self._observe(call, head.status, started, len(body))
-        if "content-encoding" in head.headers:
-            body = decoded(head, body)
+        body = decoded(head, body)
         if 200 <= head.status < 300:
             return body
         raise self._refused(head, body)
@@ -145,7 +144,7 @@ class Transport:
             connection.abort()
 
     async def _open(self, call: Call, login: Login) -> Connection:
-        started = self._clock.now().mono
+        started = self._clock.boottime()
         connection = None
         try:
             async with asyncio.timeout(self._timeout):
@@ -177,7 +176,7 @@ class Transport:
 
     def _observe(self, call: Call, status: int, started: timedelta, received: int | None) -> None:
         if self._metrics is not None:
-            elapsed = self._clock.now().mono - started
+            elapsed = self._clock.boottime() - started
             sent = len(call.body) if call.body is not None else 0
             self._metrics.answered(call.method, status, elapsed, sent, received)
 
@@ -197,11 +196,10 @@ class Transport:
                 "server",
                 status=head.status,
             )
-        retry_after = self._retry_after(head.headers)
+        retry_after = self._retry_after(head.header("retry-after") or "")
         return from_status(head.status, body[:ERROR_BODY_LIMIT], retry_after)
 
-    def _retry_after(self, headers: Mapping[str, str]) -> timedelta | None:
-        text = headers.get("retry-after", "")
+    def _retry_after(self, text: str) -> timedelta | None:
         if text.isascii() and text.isdigit():
             return timedelta(seconds=min(int(text[:9]), 86_400))
         try:
