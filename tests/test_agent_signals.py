@@ -78,7 +78,9 @@ async def test_idle_connections_do_not_hold_it_up(tmp_path: Path) -> None:
     ):
         async with session.get("/") as answer:
             assert await answer.text() == "0"
+        _, silent = await asyncio.open_connection("127.0.0.1", agent.port)  # no handshake
         assert await agent.stop() == 0
+        silent.transport.abort()
     assert "requests cut off" not in agent.log.read_text()
 
 

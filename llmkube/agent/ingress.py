@@ -27,8 +27,8 @@ from llmkube.agent.relay import PIECE_BYTES, Relay
 from llmkube.agent.settings import IngressSettings
 
 BACKLOG: Final = 128
-_OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_RESOURCE_PAUSE_SECONDS: Final = 1.0
+ACCEPT_BATCH: Final = 32
+ACCEPT_PAUSE_SECONDS: Final = 1.0
 _ANY: Final = (IPv4Address(0), IPv6Address(0))
 
 log = structlog.get_logger(__name__)
@@ -120,20 +120,20 @@ class Ingress:
     async def run(self) -> None:
         """Serve until cancelled, or drained. Raises OSError if the port cannot be had."""
         await self._ready.wait()
+        if self._draining.is_set():
+            return
         sockets = _listen(self._bind, self._port)
         log.info("ingress listens", addresses=", ".join(map(_show, sockets)))
         try:
             async with self._relay.open(), asyncio.TaskGroup() as group:
-                server = _Server(self, self._settings)
-                acceptors = [
-                    group.create_task(self._accept(sock, server, group)) for sock in sockets
-                ]
-                await self._draining.wait()
-                for task in acceptors:
-                    task.cancel()
-                await asyncio.wait(acceptors)  # before their sockets close under them
+                door = _Door(self, _Server(self, self._settings), group)
                 for sock in sockets:
-                    sock.close()
+                    door.open(sock)
+                try:
+                    await self._draining.wait()
+                finally:
+                    for sock in sockets:
+                        door.close(sock)
                 await self._finish()
         finally:
             for sock in sockets:
@@ -160,7 +160,9 @@ class Ingress:
     async def _finish(self) -> None:
         """Idle connections close now, busy ones after their request (`handle`)."""
         for protocol, guest in list(self._by_protocol.items()):
-            if not guest.busy:
+            if protocol.transport is None:
+                _dismiss(guest)  # still shaking hands
+            elif not guest.busy:
                 protocol.force_close()
         try:
             async with asyncio.timeout(self._settings.drain_timeout.total_seconds()):
@@ -171,25 +173,14 @@ class Ingress:
         for guest in list(self._guests):
             _dismiss(guest)
 
-    async def _accept(
-        self, listener: socket.socket, server: _Server, group: asyncio.TaskGroup
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno in _OUT_OF_RESOURCES:
-                    log.warning("cannot accept a connection", error=error.strerror)
-                    await asyncio.sleep(_RESOURCE_PAUSE_SECONDS)
-                continue
-            if not self._make_room():
-                connection.close()
-                continue
-            guest = _Guest()
-            self._guests[guest] = None
-            guest.task = group.create_task(self._serve(guest, connection, server))
-            await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
+    def welcome(self, connection: socket.socket, server: _Server, group: asyncio.TaskGroup) -> None:
+        """Take in a new connection, or close it at once if there is no room."""
+        if not self._make_room():
+            connection.close()
+            return
+        guest = _Guest()
+        self._guests[guest] = None
+        guest.task = group.create_task(self._serve(guest, connection, server))
 
     def _make_room(self) -> bool:
         """May one more connection come? At the cap, the oldest stranger goes."""
@@ -217,6 +208,7 @@ class Ingress:
         except Exception:
             log.exception("cannot serve a connection")
         finally:
+            guest.closed.set()
             self._guests.pop(guest, None)
             self._by_protocol.pop(protocol, None)
 
@@ -254,6 +246,39 @@ class Ingress:
         if guest is not None:
             guest.closed.set()
             guest.settled.set()
+
+
+@dataclass(slots=True)
+class _Door:
+    """Accepts connections. (asyncio's sock_accept loses one when it is cancelled in time.)"""
+
+    ingress: Ingress
+    server: _Server
+    group: asyncio.TaskGroup
+
+    def open(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if listener.fileno() >= 0:
+            loop.add_reader(listener, self._accept, listener)
+
+    def close(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(listener)
+        listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPT_BATCH):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # most likely out of descriptors: some will be free again
+                log.warning("cannot accept a connection", error=error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(ACCEPT_PAUSE_SECONDS, self.open, listener)
+                return
+            connection.setblocking(False)
+            self.ingress.welcome(connection, self.server, self.group)
 
 
 def _dismiss(guest: _Guest) -> None:
