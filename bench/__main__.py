@@ -9,7 +9,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench import hub, macs, report, verifier
+from bench import hub, macs, report, simulation, verifier
 from bench.report import Figure
 from devcluster.controlplane import ControlPlane
 from tests.conftest import install_crds, open_client
@@ -18,9 +18,9 @@ PARTS = ("hub", "macs", "engine", "simulation", "verifier")
 
 
 async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) -> list[Figure]:
-    """All asked-for parts once, on one control plane."""
+    """All asked-for parts that need the real world once, on one control plane."""
     figures: list[Figure] = await asyncio.to_thread(verifier.run) if "verifier" in parts else []
-    if not set(parts) - {"verifier"}:
+    if not set(parts) - {"verifier", "simulation"}:
         return figures
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(ControlPlane.start())
@@ -44,18 +44,24 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000], help="objects")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
     parser.add_argument("--runs", type=int, default=1, help="medians are taken over so many runs")
+    parser.add_argument(
+        "--simulated-macs", type=int, default=10_000, help="Macs of the simulation (10,000)"
+    )
     options = parser.parse_args()
     parts = options.parts or PARTS
     runs = [
         asyncio.run(measure(parts, options.sizes, options.seconds)) for _ in range(options.runs)
     ]
+    figures = report.median_of(runs)
+    if "simulation" in parts:  # the same in every run, and on an event loop of its own
+        figures += simulation.run(simulation.Plan(macs=options.simulated_macs))
     environment = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": str(os.cpu_count()),
         "runs": str(options.runs),
     }
-    path = report.show(report.median_of(runs), environment)
+    path = report.show(figures, environment)
     print(f"written to {path}")
 
 

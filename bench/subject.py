@@ -67,7 +67,7 @@ async def running(subject: Subject, kubeconfig: Path) -> AsyncIterator[Running]:
 
 def ours(*controllers: str) -> Subject:
     """Our own controller, as an admin would start it outside the cluster."""
-    argv = [sys.executable, "-m", "llmkube.cli.main", "controller"]
+    argv = [sys.executable, "-m", "llmkube", "controller"]
     argv += ["--kubeconfig", "{kubeconfig}", "--controllers", ",".join(controllers)]
     argv += ["--metrics-bind-address", "0", "--health-probe-bind-address", "0"]
     return Subject("llmkube", [*argv, "--log-level", "warning"])
