@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.agent.hardware import parse_linux, parse_macos, read_capacity
-from llmkube.api.report import ReportedCapacity
+from llmkube.agent.identity import (
+    Identity,
+    IngressCertificate,
+    certificate_for,
+    open_identity,
+)
+from llmkube.agent.reporter import make_report
+from llmkube.agent.statedir import StateDir
+from llmkube.api.report import ReportedCapacity, parse_report, render_report
 from tests.support.macs import apple_gpu, displays, sysctl
 
 GIB = 2**30
@@ -93,6 +102,25 @@ def test_linux() -> None:
 def test_nothing_crashes(sysctl_text: str, displays_text: str) -> None:
     parse_macos(sysctl_text, displays_text)
     parse_linux(sysctl_text, displays_text, sysctl_text)
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Identity, IngressCertificate]:
+    with StateDir.open(tmp_path_factory.mktemp("state") / "state") as state:
+        found = open_identity(state)
+        uid = "6f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b"
+        return found, certificate_for(state, found, uid, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@given(chip=st.text(), metal=st.text(), cores=st.text(), memory=st.text())
+def test_whatever_the_machine_says_the_report_is_valid(
+    identity: tuple[Identity, IngressCertificate], chip: str, metal: str, cores: str, memory: str
+) -> None:
+    gpu = {"sppci_cores": cores, "spdisplays_mtlgpufamilysupport": metal}
+    text = f"machdep.cpu.brand_string: {chip}\nhw.memsize: {memory}\n"
+    capacity = parse_macos(text, displays(gpu))
+    report = make_report(identity[1], identity[0], 9443, (), capacity)
+    assert parse_report(render_report(report)).capacity == capacity
 
 
 async def test_this_machine() -> None:

@@ -55,8 +55,9 @@ async def test_a_beat_says_who_when_and_what(mac: Mac) -> None:
 
 async def test_a_restart_keeps_key_certificate_and_holder(mac: Mac) -> None:
     seen = []
+    port = free_port()
     for _ in range(2):
-        async with mac.agent(port=29443) as agent:
+        async with mac.agent("--ingress-bind", "127.0.0.1", port=port) as agent:
             await mac.beats.go_on()
             lease = await mac.beats.read()
             seen.append((lease["spec"]["holderIdentity"], await mac.beats.report()))
@@ -256,9 +257,9 @@ async def test_a_port_that_is_taken_costs_the_ingress_only(mac: Mac) -> None:
 
 
 async def test_a_second_agent_on_the_same_state_is_refused(mac: Mac) -> None:
-    async with mac.agent(port=29444) as agent:
+    async with mac.agent() as agent:
         await mac.beats.go_on()
-        async with mac.agent(port=29445) as second:
+        async with mac.agent() as second:
             assert await second.process.wait() == 1
         assert "another agent is running" in agent.log.read_text()
         await mac.beats.go_on()

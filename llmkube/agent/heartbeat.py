@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from llmkube.kube.errors import (
     NotFound,
     TooManyRequests,
     Unauthorized,
+    Unavailable,
 )
 from llmkube.kube.resources import LEASES, METALNODES
 
@@ -239,8 +241,13 @@ class Heartbeat:
         self._trouble = trouble
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, platform: str = sys.platform) -> str:
     match error:
+        case Unavailable() if platform == "darwin" and "No route to host" in str(error):
+            return (
+                "check the network; where the API server is on the local network, allow this "
+                "program in System Settings > Privacy & Security > Local Network"
+            )
         case Unauthorized():
             return (
                 "the token has expired or was revoked: run `llmkube metal token create NAME` where "
