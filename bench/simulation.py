@@ -251,9 +251,7 @@ class _World:
             self.tally.wake_ups += 1
             return await reconcile(key)
 
-        await run_workers(
-            queue, counted, concurrency=8, log=structlog.get_logger(), clock=self.clock
-        )
+        await run_workers(queue, counted, concurrency=8, log=structlog.get_logger())
 
     # Building -----------------------------------------------------------------------------------
 

@@ -62,7 +62,6 @@ class Bench:
             concurrency=options.pop("concurrency", 2),
             log=self.log,
             metrics=self.metrics.reconcile("test"),
-            clock=self.clock,
             **options,
         )
 

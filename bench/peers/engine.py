@@ -129,7 +129,6 @@ async def ours(probe: Probe, kubeconfig: Path, coalesce: timedelta) -> None:
                     concurrency=8,
                     log=structlog.get_logger(),
                     metrics=metrics.reconcile("bench"),
-                    clock=clock,
                 )
             )
 

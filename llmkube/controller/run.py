@@ -166,7 +166,6 @@ class Process:
             concurrency=tuning.queue.workers,
             log=_log,
             metrics=self._metrics.reconcile(controller.name),
-            clock=self._clock,
             drain=tuning.life.drain,
         )
 

@@ -122,12 +122,13 @@ class WorkQueue:
                 self._waiters.remove(waiter)
             raise
 
-    def done(self, key: str) -> None:
-        """The worker has finished with `key`, whatever came of it."""
+    def done(self, key: str) -> timedelta:
+        """The worker has finished with `key`, whatever came of it; return how long it took."""
         duration, again = self._schedule.done(key, self._clock.now().mono)
         self._metrics.worked(duration)
         if again:
             self._wake()
+        return duration
 
     def shut_down(self) -> None:
         """Refuse new keys and forget deadlines; workers drain what is ready, then end."""

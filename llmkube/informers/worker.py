@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from llmkube.clock import ZERO, Clock, SystemClock
+from llmkube.clock import ZERO
 from llmkube.informers.queue import QueueShutDown, WorkQueue
 from llmkube.informers.telemetry import SILENT, ReconcileMetrics
 from llmkube.kube.errors import ApiError
@@ -64,7 +64,6 @@ async def run_workers(
     concurrency: int,
     log: Log,
     metrics: ReconcileMetrics = SILENT,
-    clock: Clock | None = None,
     drain: timedelta = DRAIN,
     run_limit: timedelta = RUN_LIMIT,
 ) -> None:
@@ -72,7 +71,7 @@ async def run_workers(
 
     `drain` bounds how long a cancellation waits for the runs in hand, `run_limit` each single run.
     """
-    pool = _Pool(queue, reconcile, log, metrics, clock or SystemClock(), run_limit)
+    pool = _Pool(queue, reconcile, log, metrics, run_limit)
     metrics.workers(concurrency)
     async with asyncio.TaskGroup() as group:
         workers = [
@@ -95,14 +94,12 @@ class _Pool:
         reconcile: Reconcile,
         log: Log,
         metrics: ReconcileMetrics,
-        clock: Clock,
         run_limit: timedelta,
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
         self._log = log
         self._metrics = metrics
-        self._clock = clock
         self._run_limit = run_limit.total_seconds()
         self._busy: set[asyncio.Task[None] | None] = set()
         self._draining = False
@@ -116,11 +113,17 @@ class _Pool:
             except QueueShutDown:
                 return
             self._busy.add(task)
+            self._metrics.started()
+            result: str | None = None
             try:
-                await self._run(key)
+                result = await self._run(key)
             finally:
                 self._busy.discard(task)
-                self._queue.done(key)
+                duration = self._queue.done(key)
+                if result is None:
+                    self._metrics.abandoned()  # cancelled
+                else:
+                    self._metrics.finished(result, duration)
 
     async def drain(self, workers: list[asyncio.Task[None]], bound: timedelta) -> None:
         """Send the idle workers home and wait for the others, up to `bound`."""
@@ -131,22 +134,14 @@ class _Pool:
         if busy := [worker for worker in workers if worker in self._busy]:
             await asyncio.wait(busy, timeout=bound.total_seconds())
 
-    async def _run(self, key: str) -> None:
-        started = self._clock.now().mono
-        self._metrics.started()
-        result: str | None = None
+    async def _run(self, key: str) -> str:
         try:
             async with asyncio.timeout(self._run_limit) as limit:
                 outcome = await self._reconcile(key)
-            result = self._settle(key, outcome)
+            return self._settle(key, outcome)
         except Exception as error:  # isolated: a bug costs this key, not the controller
             self._failed(key, error, late=limit.expired())
-            result = "error"
-        finally:
-            if result is None:
-                self._metrics.abandoned()  # cancelled
-            else:
-                self._metrics.finished(result, self._clock.now().mono - started)
+            return "error"
 
     def _settle(self, key: str, outcome: Outcome) -> str:
         self._queue.forget(key)
