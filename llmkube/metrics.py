@@ -32,9 +32,6 @@ RECONCILE_BUCKETS = (
     60,
 )
 REST_LATENCY_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-REST_SIZE_BUCKETS = (
-    64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216,
-)
 # fmt: on
 
 
@@ -295,9 +292,6 @@ class ReflectorMetrics:
 
 class _RestFamilies:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, help_text, ("verb", "host"), buckets=buckets, registry=registry)
-
         self.requests = Counter(
             "rest_client_requests",
             "Requests to the API server; code <error> where no answer came",
@@ -310,73 +304,47 @@ class _RestFamilies:
             ("code", "verb", "host"),
             registry=registry,
         )
-        self.seconds = histogram(
+        self.seconds = Histogram(
             "rest_client_request_duration_seconds",
             "Time until the whole answer (of a watch: until its headers)",
-            REST_LATENCY_BUCKETS,
+            ("verb", "host"),
+            buckets=REST_LATENCY_BUCKETS,
+            registry=registry,
         )
-        self.sent = histogram(
-            "rest_client_request_size_bytes", "Size of request bodies", REST_SIZE_BUCKETS
-        )
-        self.received = histogram(
-            "rest_client_response_size_bytes", "Size of response bodies", REST_SIZE_BUCKETS
-        )
-
-
-class _Verb:
-    """The children of one HTTP method, resolved once."""
-
-    __slots__ = ("codes", "received", "seconds", "sent")
-
-    def __init__(self, families: _RestFamilies, method: str, host: str) -> None:
-        self.codes: dict[str, Counter] = {}
-        self.seconds = families.seconds.labels(method, host)
-        self.sent = families.sent.labels(method, host)
-        self.received = families.received.labels(method, host)
 
 
 class RestMetrics:
-    """Requests to one API server."""
+    """Requests to one API server. The families of sizes are left out: each would cost a write
+    as much as its time does, and controller-runtime does not register them either."""
 
     ERROR = "<error>"  # client-go's label for requests without an answer
 
     def __init__(self, families: _RestFamilies, host: str) -> None:
         self._families = families
         self._host = host
-        self._verbs: dict[str, _Verb] = {}
+        self._requests: dict[tuple[str, int], Counter] = {}
+        self._seconds: dict[str, Histogram] = {}
 
-    def answered(
-        self, method: str, status: int, took: timedelta, sent: int, received: int | None
-    ) -> None:
-        """An answer came. `received` None: its size is not known (a watch)."""
-        verb = self._verb(method)
-        self._count(verb, method, str(status))
-        verb.seconds.observe(took.total_seconds())
-        verb.sent.observe(sent)
-        if received is not None:
-            verb.received.observe(received)
+    def answered(self, method: str, status: int, took: timedelta) -> None:
+        """An answer came."""
+        counter = self._requests.get((method, status))
+        if counter is None:
+            counter = self._families.requests.labels(str(status), method, self._host)
+            self._requests[method, status] = counter
+        counter.inc()
+        histogram = self._seconds.get(method)
+        if histogram is None:
+            histogram = self._seconds[method] = self._families.seconds.labels(method, self._host)
+        histogram.observe(took.total_seconds())
 
     def failed(self, method: str) -> None:
         """No answer came."""
-        self._count(self._verb(method), method, self.ERROR)
+        self._families.requests.labels(self.ERROR, method, self._host).inc()
 
     def repeated(self, method: str, status: int | None) -> None:
         """The transport sends a request once more, after this answer or none."""
         code = self.ERROR if status is None else str(status)
         self._families.retries.labels(code, method, self._host).inc()
-
-    def _verb(self, method: str) -> _Verb:
-        verb = self._verbs.get(method)
-        if verb is None:
-            verb = self._verbs[method] = _Verb(self._families, method, self._host)
-        return verb
-
-    def _count(self, verb: _Verb, method: str, code: str) -> None:
-        counter = verb.codes.get(code)
-        if counter is None:
-            counter = self._families.requests.labels(code, method, self._host)
-            verb.codes[code] = counter
-        counter.inc()
 
 
 # Leader election -------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Transport:
         started = self._clock.boottime()
         request = self._render(call, login)
         head, body = await self._pool.exchange(login.origin, request, fresh=fresh, gate=gate)
-        self._observe(call, head.status, started, len(body))
+        self._observe(call, head.status, started)
         body = decoded(head, body)
         if 200 <= head.status < 300:
             return body
@@ -150,7 +150,7 @@ class Transport:
             async with asyncio.timeout(self._timeout):
                 connection = await connect(login.origin)
                 head = await connection.open(self._render(call, login))
-                self._observe(call, head.status, started, None)
+                self._observe(call, head.status, started)
                 if head.status == 200:
                     opened, connection = connection, None
                     return opened
@@ -174,11 +174,9 @@ class Transport:
         length = f"Content-Type: {call.content_type}\r\nContent-Length: {len(call.body)}\r\n\r\n"
         return (head + length).encode() + call.body
 
-    def _observe(self, call: Call, status: int, started: timedelta, received: int | None) -> None:
+    def _observe(self, call: Call, status: int, started: timedelta) -> None:
         if self._metrics is not None:
-            elapsed = self._clock.boottime() - started
-            sent = len(call.body) if call.body is not None else 0
-            self._metrics.answered(call.method, status, elapsed, sent, received)
+            self._metrics.answered(call.method, status, self._clock.boottime() - started)
 
     def _repeating(self, call: Call, status: int | None) -> None:
         if self._metrics is not None:
