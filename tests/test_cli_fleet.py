@@ -49,8 +49,8 @@ from llmkube.kube.resources import (
     Resource,
 )
 from tests.support.command import COMMAND, environment, run_llmkube, running_llmkube
+from tests.support.interruption import StopAfter, Stopped
 from tests.support.wait import eventually
-from tests.test_cli_metal_credentials import Stopped, StoppingClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shipped")]
 
@@ -124,10 +124,10 @@ async def test_interrupted_after_any_write_and_run_again_it_is_complete(
     control_plane: ControlPlane, admin: KubeClient, unique: Unique
 ) -> None:
     access = await load_access(control_plane.admin_kubeconfig)
-    for stop_after in range(1, 8):
+    for stop_after in range(1, 7):
         asked = FleetOptions(unique("site"), heartbeat_interval=timedelta(seconds=7))
-        async with StoppingClient(access, clock=SystemClock()) as client:
-            client.writes_left = stop_after
+        async with KubeClient(access, clock=SystemClock()) as client:
+            client.write_gate = StopAfter(stop_after)
             with pytest.raises(Stopped):
                 await register_site(client, asked)
         await register_site(admin, FleetOptions(asked.name))
@@ -141,15 +141,14 @@ async def test_unregistering_interrupted_anywhere_and_run_again_leaves_nothing(
     control_plane: ControlPlane, admin: KubeClient, unique: Unique
 ) -> None:
     access = await load_access(control_plane.admin_kubeconfig)
-    for stop_after in range(1, 7):
+    for stop_after in range(1, 6):
         asked = FleetOptions(unique("site"))
         await register_site(admin, asked)
-        async with StoppingClient(access, clock=SystemClock()) as client:
-            client.writes_left = stop_after
+        async with KubeClient(access, clock=SystemClock()) as client:
+            client.write_gate = StopAfter(stop_after)
             with pytest.raises(Stopped):
                 await unregister_site(client, asked.name, None)
-        if stop_after < 6:
-            await unregister_site(admin, asked.name, None)
+        await unregister_site(admin, asked.name, None)
         assert await find(admin, FEDERATEDCLUSTERS, asked.name) is None
         assert await made_for(admin, asked.name) == set()
         with pytest.raises(CliError, match="there is no FederatedCluster"):

@@ -36,29 +36,13 @@ from llmkube.kube.resources import (
     SERVICEACCOUNTS,
 )
 from tests.support.command import run_llmkube
+from tests.support.interruption import StopAfter, Stopped
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crds")]
 
 Unique = Callable[[str], str]
 KINDS = (SERVICEACCOUNTS, LEASES, ROLES, ROLEBINDINGS)
-
-
-class Stopped(Exception):
-    """The command was killed here."""
-
-
-class StoppingClient(KubeClient):
-    """A client whose process dies after its Nth write."""
-
-    writes_left: int = 10**9
-
-    async def _write(self, call: Any) -> dict[str, Any]:
-        answer = await super()._write(call)
-        self.writes_left -= 1
-        if self.writes_left <= 0:
-            raise Stopped
-        return answer
 
 
 async def owned_objects(admin: KubeClient, name: str, namespace: str) -> dict[str, dict[str, Any]]:
@@ -248,11 +232,11 @@ async def test_interrupted_after_any_write_and_run_again_it_is_complete(
     control_plane: ControlPlane, namespace: str, admin: KubeClient
 ) -> None:
     access = await load_access(control_plane.admin_kubeconfig)
-    for stop_after in range(1, 7):
+    for stop_after in range(1, 6):
         name = f"mac-{stop_after}"
         asked = MetalTokenOptions(name, namespace, host_ip="10.0.0.1")
-        async with StoppingClient(access, clock=SystemClock()) as client:
-            client.writes_left = stop_after
+        async with KubeClient(access, clock=SystemClock()) as client:
+            client.write_gate = StopAfter(stop_after)
             with pytest.raises(Stopped):
                 await create_metal_token(client, asked)
         made = await owned_objects(admin, name, namespace)
@@ -271,8 +255,8 @@ async def test_rotation_interrupted_anywhere_and_run_again_ends_every_old_token(
         asked = MetalTokenOptions(f"mac-{stop_after}", namespace)
         await create_metal_token(admin, asked)
         before = await admin.get(SERVICEACCOUNTS, asked.account, namespace)
-        async with StoppingClient(access, clock=SystemClock()) as client:
-            client.writes_left = stop_after
+        async with KubeClient(access, clock=SystemClock()) as client:
+            client.write_gate = StopAfter(stop_after)
             with pytest.raises(Stopped):
                 await rotate_metal_token(client, asked)
         await rotate_metal_token(admin, asked)

@@ -133,8 +133,10 @@ async def _attempt(reading: Awaitable[V], within: timedelta) -> Reading[V]:
     try:
         async with asyncio.timeout(within.total_seconds()):
             return Fresh(await reading)
-    except (Forbidden, NotFound) as error:
-        return Omitted(str(error))
+    except NotFound:
+        return Omitted("this cluster does not have this kind")
+    except Forbidden as error:
+        return Omitted(str(error), forbidden=True)
     except Gone:
         return Failed("the list expired before it was read to its end")
     except (ApiError, ConfigError, msgspec.MsgspecError) as error:

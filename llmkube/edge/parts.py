@@ -154,9 +154,10 @@ class Fresh(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Omitted:
-    """Not to be had here: no such kind, or no right to read it."""
+    """Not to be had here: the cluster does not have this kind, or forbids us to read it."""
 
     why: str
+    forbidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from llmkube.clock import ZERO, Clock
 from llmkube.edge.local import LocalCluster, Readings
 from llmkube.edge.parts import (
     Capacity,
+    Failed,
     Fresh,
     Inference,
     Omitted,
@@ -129,7 +130,7 @@ class Pusher:
     _last_good: Report = field(default_factory=Report)
     _seeded: bool = False
     _failures: int = 0
-    _sources: dict[str, str] = field(default_factory=dict)
+    _sources: dict[str, Reading[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         now = self.clock.now().mono
@@ -250,25 +251,29 @@ class Pusher:
         self.state.last_success = self.clock.now().mono
 
     def _tell_sources(self, readings: Readings) -> None:
-        """Say once what cannot be read, and that it can be read again."""
+        """Say once what cannot be read and what to do, and that it can be read again."""
         for source, reading in readings.sources.items():
             self.metrics.source(source, up=isinstance(reading, Fresh))
-            said = _describe(reading)
-            if said != self._sources.get(source, ""):
-                if said:
-                    log.warning("a source is not read", source=source, what=said)
-                else:
-                    log.info("a source is read again", source=source)
-            self._sources[source] = said
+            before, self._sources[source] = self._sources.get(source), reading
+            if before is not None and _alike(before, reading):
+                continue
+            match reading:
+                case Fresh():
+                    log.info("a source is read", source=source)
+                case Omitted(why, forbidden=True):
+                    log.warning("a source is left out", source=source, why=why, do=_ALLOW)
+                case Omitted(why):
+                    log.info("a source is left out", source=source, why=why)
+                case Failed(why):
+                    log.warning("a source repeats its last good value", source=source, why=why)
 
 
-def _describe(reading: Reading[Any]) -> str:
-    match reading:
-        case Fresh():
-            return ""
-        case Omitted(why):
-            return f"left out: {why}"
-    return f"the last good value is repeated: {reading.why}"
+_ALLOW = "allow the edge to list it: config/edge/rbac.yaml"
+
+
+def _alike(one: Reading[Any], other: Reading[Any]) -> bool:
+    """True if there is nothing new to tell."""
+    return type(one) is type(other) and (isinstance(one, Fresh) or one == other)
 
 
 def advice(error: Exception, site: str) -> str:
