@@ -170,6 +170,22 @@ async def test_a_half_open_connection_is_noticed_by_silence(world: World) -> Non
         assert world.proxy.count() <= 8
 
 
+async def test_a_version_that_the_server_has_not_reached(world: World) -> None:
+    """As after a restore of etcd: the watch is accepted, and silent for ever."""
+    informer = world.informer()
+    async with background(informer.run()):
+        await world.equal(informer)
+        for reflector in informer._reflectors.values():
+            reflector.resource_version = "999999999"
+        world.proxy.cut(WATCHES)
+        await world.write("a")
+        await eventually(lambda: world.restarts("stuck") == 1, "three silent streams")
+        await world.equal(informer)
+        assert world.restarts("silence") == 2
+        assert world.restarts("expired") == 1
+        assert world.proxy.count() <= 9
+
+
 async def test_a_server_that_accepts_and_never_answers(world: World) -> None:
     await world.write("a")
     informer = world.informer()

@@ -8,11 +8,16 @@ Each attempt of a reflector - a list, then a watch from where it ended - has one
 | END: the server closed the stream, by design | watch from the last version      | a little      |
 | SHORT: closed at once without an event       | list                             | back-off      |
 | SILENCE, BROKEN: dead, cut or never reached  | the same again                   | back-off      |
+| STUCK: several silent streams in a row       | list, not older than we know     | back-off      |
 | THROTTLED: 429                               | the same again                   | as asked, too |
 | UNAUTHORIZED, FORBIDDEN, MISSING, UNAVAILABLE| the same again, for ever         | back-off      |
 | EXPIRED: 410 while watching                  | list, not older than we know     | back-off      |
 | EXPIRED while listing                        | list the newest                  | back-off      |
 | BAD_EVENT, BUG                               | list                             | back-off      |
+
+Silence alone never lists: bookmarks are not guaranteed (KEP-956). But a version that the server has
+not reached yet, as after a restore of etcd, gives a watch that is open and silent for ever; only a
+list finds that out.
 """
 
 from __future__ import annotations
@@ -51,6 +56,7 @@ class Ending(StrEnum):
     END = "end"
     SHORT = "short"
     SILENCE = "silence"
+    STUCK = "stuck"
     BROKEN = "broken"
     THROTTLED = "throttled"
     UNAUTHORIZED = "unauthorized"
@@ -88,7 +94,7 @@ def classify(error: Exception) -> Ending:
 def after(mode: Mode, ending: Ending) -> Mode:
     """Where the attempt after one that began with `mode` begins."""
     match ending:
-        case Ending.SHORT | Ending.BAD_EVENT | Ending.BUG:
+        case Ending.SHORT | Ending.STUCK | Ending.BAD_EVENT | Ending.BUG:
             return Mode.LIST_NEWEST if mode is Mode.LIST_NEWEST else Mode.LIST
         case Ending.EXPIRED:
             return Mode.LIST if mode is Mode.WATCH else Mode.LIST_NEWEST

@@ -19,6 +19,8 @@ class ReflectorSettings:
     """Objects per page of a list."""
     inactivity_timeout: timedelta = timedelta(seconds=70)
     """A stream that is silent for so long is dead."""
+    silent_streams: int = 3
+    """So many silent streams in a row, and the reflector lists: see `backoff`."""
     shortest_server_timeout: timedelta = timedelta(minutes=5)
     longest_server_timeout: timedelta = timedelta(minutes=10)
     """The server ends each watch at a random time between these, so that not all end together."""

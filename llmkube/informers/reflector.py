@@ -103,6 +103,7 @@ class Reflector(Generic[T]):
         self._listed = False
         self._paged = True
         self._events = 0
+        self._silent_streams = 0
         self._lived = settings.short_watch
         self.resource_version = ""
         """Everything up to here has been handed to the sink."""
@@ -133,7 +134,8 @@ class Reflector(Generic[T]):
     def _failed(self, error: Exception) -> timedelta:
         now = self._clock.now().mono
         ending = self._ending(error, now)
-        self._view.closed(now, silent=ending is Ending.SILENCE, short=self._is_short(now))
+        silent = ending in (Ending.SILENCE, Ending.STUCK)
+        self._view.closed(now, silent=silent, short=self._is_short(now))
         self._metrics.restarted(ending)
         self._paged = self._paged and not (isinstance(error, Gone) and self._mode is not Mode.WATCH)
         self._mode = after(self._mode, ending)
@@ -156,8 +158,15 @@ class Reflector(Generic[T]):
         if ending is Ending.BROKEN and self._view.opened_at is not None:
             heard = self._view.heard_at or self._view.opened_at
             if now - heard >= self._settings.inactivity_timeout:
-                return Ending.SILENCE
+                return self._silence()
         return ending
+
+    def _silence(self) -> Ending:
+        self._silent_streams = 0 if self._events else self._silent_streams + 1
+        if self._silent_streams < self._settings.silent_streams:
+            return Ending.SILENCE
+        self._silent_streams = 0
+        return Ending.STUCK
 
     def _is_short(self, now: timedelta) -> bool:
         """Has the open stream shown nothing worth the name of a sight?"""
@@ -216,6 +225,8 @@ class Reflector(Generic[T]):
         self._lived = now - opened
         short = self._is_short(now)
         self._view.closed(now, short=short)
+        if self._events:
+            self._silent_streams = 0
         return Ending.SHORT if short else Ending.END
 
     def _server_timeout(self) -> timedelta:
