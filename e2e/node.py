@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 from devcluster import binaries
 from devcluster.controlplane import ControlPlane
 from devcluster.process import Process, ProcessFailed
-from e2e import addresses
+from e2e import addresses, cgroups
 from e2e.images import PAUSE, Images
 from e2e.machine import Machine
 from e2e.requirements import CNI_PLUGINS
 
 NAME = "e2e-node"
 _READY_WITHIN = timedelta(minutes=2)
-_CGROUPS = Path("/sys/fs/cgroup")
 _SOCKET = "/run/containerd/containerd.sock"
 
 _CONTAINERD = """\
@@ -70,7 +67,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.machine = Machine.start(NAME, folder)
-        self._cgroup = f"llmkube-e2e-{os.getpid()}"
+        self._cgroup = cgroups.own_name()
         self.kubelet: Process | None = None
 
     def prepare(self) -> None:
@@ -90,7 +87,7 @@ class Node:
 
     async def stop(self) -> None:
         await self.machine.stop()
-        self._remove_cgroups()
+        cgroups.remove(self._cgroup)
 
     def tag(self, image: str, name: str) -> None:
         """Give an imported image the name that a manifest uses."""
@@ -126,7 +123,7 @@ class Node:
                 await asyncio.sleep(0.2)
 
     def _start_kubelet(self, cluster: ControlPlane) -> None:
-        self._make_cgroups()
+        cgroups.make(self._cgroup)
         config = self.folder / "kubelet.json"
         config.write_text(json.dumps(self._kubelet_config(cluster)))
         self.kubelet = self.machine.spawn(
@@ -171,30 +168,3 @@ class Node:
                 if done.returncode == 0:
                     return
                 await asyncio.sleep(0.5)
-
-    # Control groups are the one thing that no namespace takes away with it --------------------
-
-    def _hierarchies(self) -> Iterator[Path]:
-        if (_CGROUPS / "cgroup.controllers").exists():
-            yield _CGROUPS
-            return
-        yield from (path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink())
-
-    def _make_cgroups(self) -> None:
-        delegation = _CGROUPS / "cgroup.subtree_control"  # of version 2
-        if delegation.exists():
-            for controller in ("cpuset", "cpu", "memory", "pids", "hugetlb"):
-                with contextlib.suppress(OSError):  # only what the kernel has
-                    delegation.write_text(f"+{controller}")
-        for hierarchy in self._hierarchies():
-            (hierarchy / self._cgroup).mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):
-            source = _CGROUPS / "cpuset" / name
-            if source.exists():
-                (_CGROUPS / "cpuset" / self._cgroup / name).write_text(source.read_text())
-
-    def _remove_cgroups(self) -> None:
-        for hierarchy in self._hierarchies():
-            for folder, _, _ in os.walk(hierarchy / self._cgroup, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
