@@ -210,6 +210,20 @@ async def test_other_objects_that_llmkube_did_not_make_are_refused(
     assert await admin.get(resource, "llmkube-metal-mac-1", namespace) == before
 
 
+async def test_a_missing_namespace_is_named(
+    control_plane: ControlPlane, unique: Unique, tmp_path: Path
+) -> None:
+    ran = await run_llmkube(
+        *("metal", "token", "create", "mac-1", "-n", unique("nowhere")),
+        kubeconfig=control_plane.admin_kubeconfig,
+        cwd=tmp_path,
+    )
+    assert (ran.code, ran.out) == (3, "")
+    assert "namespaces" in ran.err
+    assert "--namespace" in ran.err
+    assert not list(tmp_path.iterdir())
+
+
 async def test_a_metalnode_with_an_account_of_its_own_is_refused(
     admin: KubeClient, namespace: str
 ) -> None:

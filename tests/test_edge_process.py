@@ -47,7 +47,7 @@ from llmkube.kube.resources import (
     Resource,
 )
 from llmkube.rules.phase import PhaseSettings
-from tests.support.command import Running, running_llmkube
+from tests.support.command import Running, run_llmkube, running_llmkube
 from tests.support.faultproxy import Drop, FaultProxy
 from tests.support.hubs import running_hub
 from tests.support.ports import free_port
@@ -259,6 +259,31 @@ async def phases_seen(sites: Sequence[Registered], during: timedelta) -> set[str
                 seen |= {str((await site.status()).get("phase")) for site in sites}
                 await asyncio.sleep(0.2)
     return seen
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fleet", "register", "a-site"),
+        ("fleet", "status"),
+        ("fleet", "unregister", "a-site"),
+        ("metal", "token", "create", "mac-1"),
+        ("metal", "token", "list"),
+        ("metal", "list"),
+        ("metal", "describe", "mac-1"),
+        ("metal", "verify", "mac-1"),
+    ],
+    ids=" ".join,
+)
+async def test_a_cluster_without_our_kinds_is_told_apart_from_a_missing_object(
+    arguments: tuple[str, ...], local: Site, tmp_path: Path
+) -> None:
+    kubeconfig = local.cluster.admin_kubeconfig
+    ran = await run_llmkube(*arguments, kubeconfig=kubeconfig, cwd=tmp_path)
+    assert (ran.code, ran.out) == (3, "")
+    assert "kubectl apply --server-side -k config/crd" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

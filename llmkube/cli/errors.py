@@ -128,7 +128,7 @@ def _describe_api_error(error: kube.ApiError) -> Failure:
                 ExitCode.DENIED,
             )
         case kube.NotFound():
-            return _failure(_describe_not_found(said), ExitCode.NOT_FOUND)
+            return _failure(_describe_not_found(error, said), ExitCode.NOT_FOUND)
         case kube.AlreadyExists() | kube.Conflict():
             return _failure(
                 f"somebody else changed it at the same time: {said}; run the command again",
@@ -149,8 +149,20 @@ def _describe_api_error(error: kube.ApiError) -> Failure:
             return _failure(f"the API server refused: {said}", ExitCode.FAILED)
 
 
-def _describe_not_found(said: str) -> str:
-    if "could not find the requested resource" in said:
+def is_missing_kind(error: kube.NotFound) -> bool:
+    """True if the cluster does not serve the kind at all, rather than this one object.
+
+    The API server has words for an unknown kind of a known group, and plain text for an unknown
+    group.
+    """
+    return (
+        "could not find the requested resource" in error.message
+        or "page not found" in error.message
+    )
+
+
+def _describe_not_found(error: kube.NotFound, said: str) -> str:
+    if is_missing_kind(error):
         return (
             "this cluster does not know LLMKube's kinds: install them with "
             "`kubectl apply --server-side -k config/crd`, or choose another --context"

@@ -84,6 +84,7 @@ async def register_site(client: KubeClient, options: FleetOptions) -> Credential
 
     Raises NameTaken where a needed name is somebody else's, CliError, and the client's ApiErrors.
     """
+    await find(client, FEDERATEDCLUSTERS, options.name)  # without the kind, nothing is made
     namespace = await _choose_namespace(client, options)
     changes = await _ensure_system_namespace(client, namespace)
     site, change = await _apply_site(client, options, namespace)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from llmkube.api.names import COMPONENT_LABEL, MANAGED_BY, MANAGED_BY_LABEL, FieldManager
-from llmkube.cli.errors import CliError, NameTaken
+from llmkube.cli.errors import CliError, NameTaken, is_missing_kind
 from llmkube.kube.errors import AlreadyExists, NotFound
 from llmkube.kube.resources import Resource
 
@@ -136,7 +136,7 @@ async def find(
     try:
         return await client.get(resource, name, namespace)
     except NotFound as error:
-        if "could not find the requested resource" in error.message:
+        if is_missing_kind(error):
             raise
         return None
 
