@@ -141,6 +141,15 @@ class Mac:
             METALNODES, self.name, self.namespace, {"metadata": annotations}
         )
 
+    async def write_status(self, status: Object) -> None:
+        """What the verification reconciler is to find written by itself."""
+        await self.admin.apply(
+            METALNODES,
+            {**self._head(), "status": status},
+            field_manager=FieldManager.VERIFICATION,
+            subresource="status",
+        )
+
     async def status(self) -> Object:
         found = await self.admin.get(METALNODES, self.name, self.namespace)
         return dict(found.get("status") or {})

@@ -35,6 +35,11 @@ class Recording:
                 seen.append(value)
         return seen
 
+    def alive(self) -> set[str]:
+        """UIDs of those that exist now."""
+        last = {obj["metadata"]["uid"]: kind for kind, obj in self.events}
+        return {uid for uid, kind in last.items() if kind != "DELETED"}
+
     def most_at_once(self) -> int:
         """How many of the objects existed at the same time, at most."""
         alive: set[str] = set()
