@@ -32,12 +32,13 @@ def make(name: str) -> None:
             (ROOT / "cpuset" / name / file).write_text(source.read_text())
 
 
-def remove(name: str) -> None:
-    """Remove the groups of a run whose processes have ended."""
+def remove(name: str) -> bool:
+    """Remove the groups of a run. False while the kernel still buries processes in them."""
     for hierarchy in _hierarchies():
         for folder, _, _ in os.walk(hierarchy / name, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
+    return not any((hierarchy / name).exists() for hierarchy in _hierarchies())
 
 
 def _delegate() -> None:

@@ -18,6 +18,7 @@ from e2e.requirements import CNI_PLUGINS
 
 NAME = "e2e-node"
 _READY_WITHIN = timedelta(minutes=2)
+_END_WITHIN = timedelta(seconds=20)
 _SOCKET = "/run/containerd/containerd.sock"
 
 _CONTAINERD = """\
@@ -87,7 +88,10 @@ class Node:
 
     async def stop(self) -> None:
         await self.machine.stop()
-        cgroups.remove(self._cgroup)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_WITHIN.total_seconds()):
+                while not await asyncio.to_thread(cgroups.remove, self._cgroup):
+                    await asyncio.sleep(0.1)
 
     def tag(self, image: str, name: str) -> None:
         """Give an imported image the name that a manifest uses."""
