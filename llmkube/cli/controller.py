@@ -20,7 +20,7 @@ from llmkube.controller.options import DEFAULT_VERIFIER_IMAGE, ControllerName, N
 from llmkube.controller.tuning import Tuning, load_tuning, parse_duration
 from llmkube.health import BindAddress
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def parse_networks(texts: Sequence[str] | None) -> tuple[Network, ...]:

@@ -26,7 +26,7 @@ from llmkube.cli.errors import CliError
 from llmkube.cli.options import Context
 from llmkube.kube.errors import ApiError
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _REFRESH = 0.5  # seconds
 
