@@ -9,7 +9,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench import hub, macs, report, simulation, verifier
+from bench import engine, hub, macs, report, simulation, verifier
 from bench.report import Figure
 from devcluster.controlplane import ControlPlane
 from tests.conftest import install_crds, open_client
@@ -35,6 +35,8 @@ async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) ->
                 rate = 333.0 if size > 5000 else 200.0
                 mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 30.0))
                 figures += await macs.run(cluster, client, mac_plan)
+        if "engine" in parts:
+            figures += await engine.run(cluster, client, engine.Plan(seconds=seconds))
     return figures
 
 
