@@ -46,12 +46,13 @@ async def test_a_frozen_leader_is_replaced_and_nobody_is_demoted_for_it(
         for site in (fine, dies, slow):
             await becomes(site, "Connected")
         leader, follower = (one, other) if await leads(one) else (other, one)
-        before = {site.name: len(history.of(site.name)) for site in (fine, slow)}
+        before = {site.name: await history.mark(site.name, "Connected") for site in (fine, slow)}
         leader.process.signal(signal.SIGSTOP)
         await becomes(dies, "Unreachable")
         assert await leads(follower)
         leader.process.signal(signal.SIGCONT)
         await eventually(lambda: follows(leader), "the old leader knows that it is none")
+        await history.mark(dies.name, "Unreachable")
         for site in (fine, slow):
             assert history.of(site.name)[before[site.name] :] == []
         assert history.of(dies.name)[-3:] == ["Connected", "Stale", "Unreachable"]

@@ -105,6 +105,7 @@ async def test_a_site_that_falls_silent_goes_stale_then_unreachable_and_comes_ba
         await becomes(site, "Unreachable", within=12 * INTERVAL + SOON)
         await site.push()
         await becomes(site, "Connected")
+        await history.mark(site.name, "Connected")
         steps = history.steps[site.name][-4:]
         assert [phase for phase, _ in steps] == ["Connected", "Stale", "Unreachable", "Connected"]
         assert steps[1][1] - silent_since > 3 * INTERVAL
@@ -193,10 +194,11 @@ async def test_a_clock_that_steps_back_costs_at_most_one_demotion(
         site = await make_site()
         await push_seen(hub, site, times=5)
         await becomes(site, "Connected")
-        before = len(history.steps[site.name])
+        before = await history.mark(site.name, "Connected")
         site.ahead = -HOUR
         await push_seen(hub, site, times=4)
         await becomes(site, "Connected")
+        await history.mark(site.name, "Connected")
         later = history.of(site.name)[before:]
         assert later in ([], ["Unreachable", "Connected"])
 
@@ -229,11 +231,12 @@ async def test_a_restart_demotes_nobody_who_goes_on_pushing_nor_forgets_who_does
             await dead.push()
             for site in (alive, slow, dead):
                 await becomes(site, "Connected")
-        before = {site.name: len(history.of(site.name)) for site in (alive, slow)}
+        before = {site.name: await history.mark(site.name, "Connected") for site in (alive, slow)}
         async with running_hub(hub_client):
             await becomes(dead, "Unreachable", within=15 * INTERVAL + SOON)
         for site in (alive, slow):
             assert history.of(site.name)[before[site.name] :] == []
+        await history.mark(dead.name, "Unreachable")
         assert history.of(dead.name)[-3:] == ["Connected", "Stale", "Unreachable"]
 
 
@@ -269,7 +272,7 @@ async def test_a_blind_hub_demotes_nobody(
         phases(admin).running() as history,
     ):
         await becomes(site, "Connected")
-        before = len(history.of(site.name))
+        before = await history.mark(site.name, "Connected")
         seen = hub.reconciler.book.get(site.name)
         await blind(proxy, how, for_=6 * INTERVAL)
         await eventually(
@@ -325,6 +328,7 @@ async def test_200_sites_of_which_half_stop(
         await asyncio.gather(*(site.push() for site in stopping))
         for site in stopping:
             await becomes(site, "Connected")
+            await history.mark(site.name, "Connected")
     for site in stopping:
         assert history.of(site.name)[-4:] == ["Connected", "Stale", "Unreachable", "Connected"]
         assert history.of(site.name).count("Stale") == 1

@@ -274,7 +274,7 @@ async def test_a_clock_that_steps_back_disconnects_nobody(
         mac = await make_mac()
         await beat_seen(controller, mac)
         await becomes(mac, RECEIVED)
-        before = len(history.of(f"{namespace}/{mac.name}"))
+        before = await history.mark(f"{namespace}/{mac.name}", "True")
         mac.ahead = -5 * HOUR
         async with background(mac.beat_every(TIMEOUT / 8)):
             await asyncio.sleep(2 * TIMEOUT.total_seconds())
@@ -326,7 +326,9 @@ async def test_a_restart_in_each_state(
             await becomes(gone, NO_LEASE)
             await lost.beat()
             await becomes(lost, RECEIVED)
-        before = {mac.name: len(history.of(f"{namespace}/{mac.name}")) for mac in (alive, slow)}
+        before = {
+            mac.name: await history.mark(f"{namespace}/{mac.name}", "True") for mac in (alive, slow)
+        }
         async with running_heartbeats(controller_client, namespace):
             await becomes(lost, EXPIRED)
             assert await never.connected() == NEVER
@@ -370,7 +372,10 @@ async def test_a_blind_controller_disconnects_nobody(
     ):
         for each in (mac, slow):
             await becomes(each, RECEIVED)
-        before = {key: len(steps) for key, steps in history.steps.items()}
+        before = {
+            key: await history.mark(key, "True")
+            for key in (f"{namespace}/{each.name}" for each in (mac, slow))
+        }
         if how == "cut":
             with proxy.playing(Drop(), WATCHES):
                 proxy.cut(WATCHES)

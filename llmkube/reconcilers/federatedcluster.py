@@ -112,10 +112,14 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         after: Record | None,
         now: Now,
     ) -> bool:
-        """Whether all goes on as it did: Connected, with a timer set no later than needed."""
+        """Whether all goes on as it did: Connected, with a timer set no later than needed.
+
+        The echo of our own write of Connected is such a change, too: the run that wrote it sets the
+        timer. What is Connected against the book is not: that run has to mend it.
+        """
         if old is None or before is None or after is None or new.status.phase != Phase.CONNECTED:
             return False
-        if before.uid != after.uid or old.status.phase != new.status.phase:
+        if before.uid != after.uid or (old.status.phase != Phase.CONNECTED and not after.improves):
             return False
         if old.spec != new.spec or after.period != before.period:
             return False

@@ -190,8 +190,25 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         old, new = change.old, change.new
         if new is None:
             self.forget(change.key)
-        elif old is None or _ours(old) != _ours(new):
+        elif old is None or (_ours(old) != _ours(new) and not self._is_right(new, change.at)):
             self._queue.add(change.key, initial=change.first_sight)
+
+    def _is_right(self, node: CachedMetalNode, now: Now) -> bool:
+        """Whether the status says of a beating Mac what it should: for example because we have
+        just written that. The run that wrote it has set the timer."""
+        condition = node.status.condition(ConditionType.AGENT_CONNECTED)
+        record = self.record_of(node)
+        return (
+            condition is not None
+            and condition.reason == ConnectedReason.HEARTBEAT_RECEIVED
+            and condition.status == "True"
+            and condition.observed_generation == node.metadata.generation
+            and record is not None
+            and record.improves
+            and now.mono <= record.reference + record.period
+            and _account_key(node) in self._accounts.store
+            and not mirror_is_off(record.stamp, node.status.last_heartbeat_time, self._settings)
+        )
 
     # Reconciling --------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -69,7 +70,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return intern(f"{self.namespace}/{self.name}" if self.namespace else self.name)
 
     def ref(self, resource: Resource) -> ObjectRef:
         """What an Event about this object refers to."""

@@ -32,6 +32,7 @@ from llmkube.reconcilers.heartbeat import METALNODE_INDEXES, HeartbeatReconciler
 from llmkube.rules.heartbeat import HeartbeatSettings
 from llmkube.rules.phase import PhaseSettings
 from tests.support.background import background
+from tests.support.wait import eventually
 
 PHASES = PhaseSettings(default_interval=timedelta(seconds=1), second=timedelta(seconds=1) / 30)
 """An unset interval lasts a second."""
@@ -328,6 +329,11 @@ class History:
     def of(self, key: str) -> list[Any]:
         """The values of that object, in order."""
         return [value for value, _ in self.steps.get(key, [])]
+
+    async def mark(self, key: str, value: Any) -> int:
+        """Wait until this watch has seen the object at that value; how many it has seen by then."""
+        await eventually(lambda: self.of(key)[-1:] == [value], f"{key} is seen at {value}")
+        return len(self.of(key))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[History]:
