@@ -32,8 +32,9 @@ from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-LINK, SPACE = "llmkube-a0", "llmkube-agent-test"
-OUTSIDE, INSIDE, MOVED = "10.231.77.1", "10.231.77.2", "10.231.77.6"
+# Of this process's own: test runs may share the machine.
+LINK, SPACE = f"lka{os.getpid()}", f"llmkube-agent-{os.getpid()}"
+OUTSIDE, INSIDE, MOVED = (f"10.231.{os.getpid() % 250}.{host}" for host in (1, 2, 6))
 
 
 @pytest.fixture
@@ -108,8 +109,6 @@ def network() -> Iterator[None]:
     """A network namespace whose only way out is one virtual cable."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a network namespace needs root and iproute2")
-    run("ip", "netns", "del", SPACE, check=False)
-    run("ip", "link", "del", LINK, check=False)
     made = subprocess.run(["ip", "netns", "add", SPACE], capture_output=True)
     if made.returncode != 0:
         pytest.skip(f"no network namespaces here: {made.stderr.decode().strip()}")

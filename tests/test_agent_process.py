@@ -18,11 +18,23 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from devcluster.controlplane import ControlPlane
+from llmkube.agent.heartbeat import Heartbeat
+from llmkube.agent.settings import HeartbeatSettings
+from llmkube.agent.target import Wanted
 from llmkube.api.names import REPORT_ANNOTATION
+from llmkube.clock import SystemClock
 from llmkube.kube.client import KubeClient
+from llmkube.kube.config import load_access
 from llmkube.kube.kubeconfig import current_token, replace_token
 from llmkube.kube.resources import LEASES, METALNODES
-from tests.support.agentprocess import NAME, Mac, claims, llmkube, register_mac
+from tests.support.agentprocess import (
+    NAME,
+    Mac,
+    claims,
+    create_token,
+    llmkube,
+    register_mac,
+)
 from tests.support.ports import free_port
 from tests.support.wait import eventually
 
@@ -188,6 +200,33 @@ async def test_a_lost_lease_is_beaten_again_once_it_is_back(mac: Mac) -> None:
         await agent.says("beating again")
         await mac.beats.go_on()
         assert (await mac.beats.report()).certificate_uid == await mac.uid()
+
+
+class FixedReport:
+    async def render(self, uid: str) -> str:
+        return uid
+
+
+async def test_a_lease_that_stays_another_metalnodes_is_not_hammered(mac: Mac) -> None:
+    await create_token(
+        mac.cluster.admin_kubeconfig, mac.namespace, "other", mac.folder / "other.kubeconfig"
+    )
+    other = await mac.admin.get(LEASES, "llmkube-metal-other", mac.namespace)
+    owner = {"metadata": {"ownerReferences": other["metadata"]["ownerReferences"]}}
+    await mac.admin.merge_patch(LEASES, mac.beats.lease, mac.namespace, owner)
+    beats: list[Exception | None] = []
+    rhythm = HeartbeatSettings(interval=timedelta(hours=1))
+    wanted = Wanted(mac.namespace, NAME)
+    access = await load_access(mac.kubeconfig)
+    async with KubeClient(access, clock=SystemClock()) as client, asyncio.TaskGroup() as group:
+        heartbeat = Heartbeat(
+            client, SystemClock(), rhythm, wanted, "me", FixedReport(), beats.append
+        )
+        task = group.create_task(heartbeat.run())
+        await eventually(lambda: len(beats) >= 2, "the second look")
+        await asyncio.sleep(1)
+        task.cancel()
+    assert beats == [None, None]
 
 
 @pytest.mark.slow

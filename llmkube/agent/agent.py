@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address
@@ -121,6 +122,9 @@ class Agent:
     async def _stay_connected(self, access: Access) -> None:
         """One client from one sleep to the next: after it, old connections may be dead ends."""
         heartbeat = self._options.settings.heartbeat
+        with suppress(TimeoutError):  # a report without hardware would take it from the status
+            async with asyncio.timeout(self._options.settings.hardware_patience.total_seconds()):
+                await self._reporter.looked.wait()
         while True:
             async with KubeClient(
                 access,

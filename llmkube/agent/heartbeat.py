@@ -137,6 +137,8 @@ class Heartbeat:
         self._trouble = ""
         self._report_trouble = ""
         self._failures = 0
+        self._hurried = False
+        """The last beat was answered by another one at once."""
 
     @property
     def failing(self) -> bool:
@@ -171,7 +173,8 @@ class Heartbeat:
         if self._trouble:
             log.info("beating again", after_failures=self._failures)
         self._failures, self._trouble = 0, ""
-        return ZERO if again else self._settings.interval
+        self._hurried = again and not self._hurried  # once: it may not help
+        return ZERO if self._hurried else self._settings.interval
 
     async def _beat(self) -> bool:
         """Renew the Lease. True: what came back asks for another beat at once."""
@@ -198,7 +201,8 @@ class Heartbeat:
                 lease=node.lease,
             )
         if answer.disowned:
-            log.info("the Lease belongs to another MetalNode now", lease=node.lease)
+            if not self._hurried:
+                log.info("the Lease belongs to another MetalNode now", lease=node.lease)
             self._node = None
         return answer.overwritten or answer.disowned
 

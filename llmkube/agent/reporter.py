@@ -57,6 +57,8 @@ class Reporter:
     port: int
     finder: CandidateFinder
     clock: Clock
+    looked: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set once the system has been asked for its hardware."""
     _certificate: IngressCertificate | None = field(default=None, init=False)
     _capacity: ReportedCapacity = field(default_factory=ReportedCapacity, init=False)
 
@@ -64,6 +66,7 @@ class Reporter:
         """Find out the hardware: once, or again each hour until the system tells."""
         while True:
             self._capacity = await read_capacity()
+            self.looked.set()
             if self._capacity.chip is not None and self._capacity.memory_bytes is not None:
                 log.info("hardware found", **dataclasses.asdict(self._capacity))
                 return

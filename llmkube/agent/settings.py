@@ -58,3 +58,5 @@ class AgentSettings:
     heartbeat: HeartbeatSettings = field(default_factory=HeartbeatSettings)
     part_retry: timedelta = timedelta(seconds=5)
     """A part that failed (say, the port is taken) is started again after this pause."""
+    hardware_patience: timedelta = timedelta(seconds=10)
+    """The first beat waits this long for the hardware, which macOS takes seconds to tell."""
