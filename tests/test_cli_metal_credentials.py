@@ -486,3 +486,35 @@ async def test_a_life_that_the_server_shortens_is_reported(
     assert ran.code == 0
     expires = ran.out.split("expires at ")[1].split(";")[0]
     assert datetime.fromisoformat(expires) > datetime.now(UTC)
+
+
+@pytest.mark.usefixtures("shipped")
+async def test_the_admin_of_one_namespace_may_do_all_of_it_there(
+    control_plane: ControlPlane, admin: KubeClient, namespace: str, tmp_path: Path
+) -> None:
+    """With Kubernetes' own ClusterRole `admin`, to which config/rbac adds our kinds."""
+    head = {"apiVersion": ROLEBINDINGS.api_version, "kind": "RoleBinding"}
+    binding = {
+        **head,
+        "metadata": {"name": "helper-admin"},
+        "roleRef": {"apiGroup": ROLES.group, "kind": "ClusterRole", "name": "admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
+    }
+    await admin.create(ROLEBINDINGS, binding, namespace)
+    helper = await control_plane.service_account_kubeconfig(namespace, "default")
+    for arguments in (
+        ("token", "create", "mac-1"),
+        ("token", "rotate", "mac-1"),
+        ("token", "list"),
+        ("list",),
+        ("describe", "mac-1"),
+        ("verify", "mac-1"),
+        ("token", "revoke", "mac-1"),
+    ):
+        ran = await run_llmkube(
+            "metal", *arguments, "-n", namespace, kubeconfig=helper, cwd=tmp_path
+        )
+        assert ran.code == 0, ran.all
+        assert "may not" not in ran.out
+    ran = await run_llmkube("metal", "list", "-A", kubeconfig=helper)
+    assert ran.code == 4
