@@ -1,7 +1,7 @@
 """`make e2e`: check the machine, build the images, run the proofs.
 
 Exits with 77, the customary code for "skipped", where the machine cannot do it. Arguments go to
-pytest. LLMKUBE_E2E_IMAGES names a folder of images from an earlier run, to save the build.
+pytest. LLMKUBE_E2E_IMAGES names a folder that keeps the images, to save the next build.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def main(argv: list[str]) -> int:
     binaries.control_plane()
     binaries.node()
     with tempfile.TemporaryDirectory(prefix="llmkube-images-") as scratch:
-        if "LLMKUBE_E2E_IMAGES" not in os.environ:
-            images.build(Path(scratch))
-            os.environ["LLMKUBE_E2E_IMAGES"] = scratch
+        folder = os.environ.setdefault("LLMKUBE_E2E_IMAGES", scratch)
+        images.complete(Path(folder))
         proofs = [] if any("test_" in word for word in argv) else [str(FOLDER)]
         return int(pytest.main([*proofs, "-o", "timeout=900", *argv]))
 

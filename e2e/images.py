@@ -34,13 +34,19 @@ class Images:
         return str(json.loads(manifest)[0]["RepoTags"][0])
 
 
-def build(folder: Path) -> Images:
-    """`make image` on a local base, and a pause image: nothing is pulled from a registry."""
+def complete(folder: Path) -> Images:
+    """Build what `folder` lacks: `make image` on a local base, and a pause image.
+
+    Nothing is pulled from a registry.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "BASE": "local", "ENGINE": "buildah", "ARCHIVES": str(folder)}
-    subprocess.run(["make", "image"], cwd=ROOT, env=env, check=True)
-    _build_pause(folder)
-    return Images(folder)
+    images = Images(folder)
+    if not all(images.archive(role).exists() for role in ("controller", "verifier")):
+        env = {**os.environ, "BASE": "local", "ENGINE": "buildah", "ARCHIVES": str(folder)}
+        subprocess.run(["make", "image"], cwd=ROOT, env=env, check=True)
+    if not images.archive("pause").exists():
+        _build_pause(folder)
+    return images
 
 
 def _build_pause(folder: Path) -> None:
@@ -49,7 +55,6 @@ def _build_pause(folder: Path) -> None:
     (context / "Dockerfile").write_text(_PAUSE_DOCKERFILE)
     env = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
     archive = folder / "pause.tar"
-    archive.unlink(missing_ok=True)
     for command in (
         ["buildah", "build", "--quiet", "--tag", PAUSE, str(context)],
         ["buildah", "push", "--quiet", PAUSE, f"docker-archive:{archive}:{PAUSE}"],
