@@ -518,3 +518,19 @@ async def test_the_admin_of_one_namespace_may_do_all_of_it_there(
         assert "may not" not in ran.out
     ran = await run_llmkube("metal", "list", "-A", kubeconfig=helper)
     assert ran.code == 4
+
+
+@pytest.mark.parametrize(
+    "annotation", ["llmkube.dev/token-ttl", "llmkube.dev/token-server"], ids=["ttl", "server"]
+)
+async def test_a_remembered_option_that_was_spoilt_is_named(
+    annotation: str, admin: KubeClient, namespace: str
+) -> None:
+    asked = MetalTokenOptions("mac-1", namespace)
+    await create_metal_token(admin, asked)
+    spoilt = {"metadata": {"annotations": {annotation: "nonsense"}}}
+    await admin.merge_patch(METALNODES, "mac-1", namespace, spoilt)
+    with pytest.raises(CliError, match="give it with --ttl or --server"):
+        await create_metal_token(admin, asked)
+    token = TokenOptions(ttl=timedelta(hours=1), server="https://api.example.com:6443")
+    await create_metal_token(admin, MetalTokenOptions("mac-1", namespace, token=token))

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import typer
 import yaml
 
 from llmkube.api.times import format_time
 from llmkube.cli.errors import CliError, ExitCode
 from llmkube.cli.output import human_duration
 from llmkube.cli.ownership import Change, find
-from llmkube.cli.values import parse_duration, parse_server
+from llmkube.cli.values import parse_server, parse_ttl
 from llmkube.kube.resources import CONFIGMAPS
 
 if TYPE_CHECKING:
@@ -86,12 +87,19 @@ async def issue(
     """A new token of the account, with all that a kubeconfig needs. Raises CliError, ApiError."""
     remembered = owner["metadata"].get("annotations") or {}
     ca_pem = await _authority(client, remembered.get(AUTHORITY_ANNOTATION), namespace)
-    ttl = (
-        parse_duration(remembered[TTL_ANNOTATION]) if TTL_ANNOTATION in remembered else DEFAULT_TTL
-    )
-    server = parse_server(remembered.get(SERVER_ANNOTATION) or client.access.server)
+    ttl, server = _settings(remembered, client.access.server)
     token = await client.request_token(account, namespace, ttl=ttl)
     return Credentials(server, ca_pem, namespace, account, token, ttl, changes)
+
+
+def _settings(remembered: Mapping[str, str], own_server: str) -> tuple[timedelta, str]:
+    """Life and server: what is remembered, else the defaults. Raises CliError."""
+    try:
+        life = remembered.get(TTL_ANNOTATION)
+        ttl = parse_ttl(life) if life is not None else DEFAULT_TTL
+        return ttl, parse_server(remembered.get(SERVER_ANNOTATION) or own_server)
+    except typer.BadParameter as error:
+        raise CliError(f"{error.message}; give it with --ttl or --server", ExitCode.USAGE) from None
 
 
 async def _authority(client: KubeClient, given: str | None, namespace: str) -> bytes:
