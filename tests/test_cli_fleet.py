@@ -32,6 +32,8 @@ from llmkube.clock import SystemClock
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
 from llmkube.kube.errors import Forbidden, Unauthorized
+from llmkube.kube.kubeconfig import current_token
+from llmkube.kube.renewal import TokenRenewer, read_claims
 from llmkube.kube.resources import (
     CLUSTERROLEBINDINGS,
     CLUSTERROLES,
@@ -513,3 +515,20 @@ async def test_on_a_terminal_watch_redraws_in_colour(
         await process.wait()
         os.close(ours)
         os.close(theirs)
+
+
+async def test_a_token_of_a_longer_life_renews_itself_within_the_policy(
+    admin: KubeClient, site: str, tmp_path: Path
+) -> None:
+    """An admin may issue more than the 30 days that an account may issue to itself."""
+    file = tmp_path / "edge.kubeconfig"
+    credentials = await register_site(
+        admin, FleetOptions(site, token=TokenOptions(ttl=timedelta(days=90)))
+    )
+    assert credentials.expires_at - datetime.now(UTC) > timedelta(days=89)
+    write(credentials, file)
+    async with KubeClient(await load_access(file), clock=SystemClock()) as edge:
+        assert await TokenRenewer(edge, SystemClock(), file).renew()
+    claims = read_claims(current_token(file))
+    assert claims is not None
+    assert claims.life == timedelta(days=30)

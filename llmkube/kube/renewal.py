@@ -1,9 +1,9 @@
 """A ServiceAccount token in a kubeconfig that renews itself, shared by the agent and the edge.
 
 The token is replaced at the start, after the machine woke, when somebody put another one into the
-file, and at half of its life, with one that lives as long as the present one was meant to. Half of
-a life is measured on the clock that runs through sleep, from the moment of renewal: the machine's
-date may be wrong. The file is rewritten atomically; the client notices by itself
+file, and at half of its life, with one that lives as long as the present one was meant to (at most
+30 days). Half of a life is measured on the clock that runs through sleep, from the moment of
+renewal: the machine's date may be wrong. The file is rewritten atomically; the client notices by itself
 (`llmkube.kube.login`). Nothing here ends a program: a full disk, a lost network or a revoked
 account are logged with what to do, and tried again while the old token lasts and after.
 """
@@ -32,6 +32,9 @@ FIRST_RETRY = timedelta(seconds=5)
 LONGEST_RETRY = timedelta(minutes=10)
 SHORTEST_LIFE = timedelta(minutes=10)
 """The least that the TokenRequest API takes."""
+LONGEST_LIFE = timedelta(days=30)
+"""The most that the shipped admission policy lets an account issue to itself: an admin may have
+issued a longer one."""
 LOOK_EVERY = timedelta(minutes=1)
 """Timers stand still while a Mac sleeps, so the deadline is looked at again this often."""
 
@@ -68,6 +71,11 @@ def read_claims(token: str) -> TokenClaims | None:
         )
     except (LookupError, TypeError, ValueError, OverflowError, OSError, binascii.Error):
         return None
+
+
+def renewed_life(life: timedelta) -> timedelta:
+    """How long the next token should live: as long as this one, within what is allowed."""
+    return min(max(life, SHORTEST_LIFE), LONGEST_LIFE)
 
 
 class TokenRenewer:
@@ -125,7 +133,7 @@ class TokenRenewer:
                 self._renew_at = self._clock.boottime() + self._longest_retry
                 return True
             issued = await self._client.request_token(
-                claims.account, claims.namespace, ttl=max(claims.life, SHORTEST_LIFE)
+                claims.account, claims.namespace, ttl=renewed_life(claims.life)
             )
             await asyncio.to_thread(replace_token, self._kubeconfig, issued.token, replacing=old)
         except (ApiError, ConfigError, OSError) as error:
