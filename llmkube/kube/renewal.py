@@ -3,9 +3,9 @@
 The token is replaced at the start, after the machine woke, when somebody put another one into the
 file, and at half of its life, with one that lives as long as the present one was meant to (at most
 30 days). Half of a life is measured on the clock that runs through sleep, from the moment of
-renewal: the machine's date may be wrong. The file is rewritten atomically; the client notices by itself
-(`llmkube.kube.login`). Nothing here ends a program: a full disk, a lost network or a revoked
-account are logged with what to do, and tried again while the old token lasts and after.
+renewal: the machine's date may be wrong. The file is rewritten atomically; the client notices by
+itself (`llmkube.kube.login`). Nothing here ends a program: a full disk, a lost network or a
+revoked account are logged with what to do, and tried again while the old token lasts and after.
 """
 
 from __future__ import annotations
