@@ -82,11 +82,19 @@ def _redact_values(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
     for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = redact(value)
-        elif not isinstance(value, (int, float, bool, type(None))):
-            event[key] = redact(str(value))
+        event[key] = _redacted(value)
     return event
+
+
+def _redacted(value: Any) -> Any:
+    """The value as JSON can hold it, without credentials."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, (int, float, bool, type(None))):
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_redacted(one) for one in value]
+    return redact(str(value))
 
 
 def _encode(event: Any, **_options: Any) -> str:

@@ -36,11 +36,18 @@ def test_every_value_of_every_record_is_redacted(capsys: pytest.CaptureFixture[s
     try:
         raise RuntimeError(f"failed with {TOKEN}")
     except RuntimeError:
-        log.exception("went wrong", url=f"https://x/?t={TOKEN}", headers={"a": TOKEN}, count=3)
+        log.exception(
+            "went wrong",
+            url=f"https://x/?t={TOKEN}",
+            headers={"a": TOKEN},
+            count=3,
+            names=("a", TOKEN),
+        )
     logging.getLogger("library").warning("said %s", TOKEN)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == ["went wrong", f"said {REDACTED}"]
     assert lines[0]["count"] == 3
+    assert lines[0]["names"] == ["a", REDACTED]
     assert lines[0]["level"] == "error"
     assert "RuntimeError" in lines[0]["exception"]
     assert TOKEN not in json.dumps(lines)
