@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import binaries
+from devcluster import binaries, reaper
 from e2e import images, requirements
 
 SKIPPED = 77
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     binaries.control_plane()
     binaries.node()
     with tempfile.TemporaryDirectory(prefix="llmkube-images-") as scratch:
+        reaper.watch_folder(Path(scratch))
         folder = os.environ.setdefault("LLMKUBE_E2E_IMAGES", scratch)
         images.complete(Path(folder))
         proofs = [] if any("test_" in word for word in argv) else [str(FOLDER)]
