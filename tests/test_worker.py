@@ -185,6 +185,62 @@ async def test_a_run_that_never_ends_is_ended() -> None:
 
 
 @virtual
+async def test_each_worker_is_ended_at_its_own_limit_and_one_timer_watches_all() -> None:
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+    ended: dict[str, float] = {}
+
+    async def reconcile(key: str) -> Outcome:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended[key] = loop.time()
+        return DONE
+
+    async with background(bench.work(reconcile, concurrency=3, run_limit=60 * SECOND)):
+        for key in ("a", "b", "c"):
+            bench.queue.add(key)
+            await asyncio.sleep(10)
+        timers = [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+        assert len(timers) == 1
+        await asyncio.sleep(55)
+        assert ended == {"a": pytest.approx(60), "b": pytest.approx(70), "c": pytest.approx(80)}
+        assert bench.count("controller_runtime_reconcile_timeouts_total") == 3
+
+
+@virtual
+async def test_a_stop_that_meets_a_run_that_is_late_is_still_a_stop() -> None:
+    bench = Bench()
+
+    async def reconcile(_key: str) -> Outcome:
+        await asyncio.Event().wait()
+        return DONE
+
+    task = asyncio.ensure_future(bench.work(reconcile, run_limit=5 * SECOND, drain=5 * SECOND))
+    bench.queue.add("a")
+    await asyncio.sleep(4.9)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert asyncio.get_running_loop().time() == pytest.approx(5)
+
+
+@virtual
+async def test_a_reconciler_that_returns_nonsense_does_not_end_the_worker() -> None:
+    bench = Bench()
+    answers = [None, "later", DONE]
+
+    async def reconcile(_key: str) -> Outcome:
+        return answers.pop(0)  # type: ignore[return-value]
+
+    async with background(bench.work(reconcile)):
+        bench.queue.add("a")
+        await asyncio.sleep(1)
+    assert bench.count("controller_runtime_reconcile_panics_total") == 2
+    assert bench.results("success") == 1
+
+
+@virtual
 async def test_a_timeout_of_the_reconciler_itself_is_not_counted_as_ours() -> None:
     bench = Bench(TimeoutError("its own"))
     async with background(bench.work()):

@@ -34,6 +34,9 @@ class Priority(IntEnum):
     INITIAL = 1
 
 
+_IN_ORDER = tuple(Priority)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A key that waits for its turn since `since` (monotonic)."""
@@ -191,7 +194,7 @@ class Schedule:
 
     def take(self, now: timedelta) -> Taken | None:
         """Hand out the next ready key, or None. The caller owes a `done`."""
-        for priority in Priority:
+        for priority in _IN_ORDER:
             if line := self._ready[priority]:
                 key, since = line.popitem(last=False)
                 self._working[key] = Waiting(now, priority)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from llmkube.clock import ZERO
 from llmkube.informers.queue import QueueShutDown, WorkQueue
+from llmkube.informers.runlimit import RunLimit
 from llmkube.informers.telemetry import SILENT, ReconcileMetrics
 from llmkube.kube.errors import ApiError
 
@@ -83,6 +84,8 @@ async def run_workers(
         except asyncio.CancelledError:
             await pool.drain(workers, drain)
             raise
+        finally:
+            pool.close()
 
 
 class _Pool:
@@ -100,25 +103,23 @@ class _Pool:
         self._reconcile = reconcile
         self._log = log
         self._metrics = metrics
-        self._run_limit = run_limit.total_seconds()
-        self._busy: set[asyncio.Task[None] | None] = set()
+        self._busy = RunLimit(run_limit)
         self._draining = False
 
     async def work(self) -> None:
         """One worker: take a key, run it, give it back."""
         task = asyncio.current_task()
+        assert task is not None
         while not self._draining:
             try:
                 key = await self._queue.get()
             except QueueShutDown:
                 return
-            self._busy.add(task)
             self._metrics.started()
             result: str | None = None
             try:
-                result = await self._run(key)
+                result = await self._run(task, key)
             finally:
-                self._busy.discard(task)
                 duration = self._queue.done(key)
                 if result is None:
                     self._metrics.abandoned()  # cancelled
@@ -134,14 +135,26 @@ class _Pool:
         if busy := [worker for worker in workers if worker in self._busy]:
             await asyncio.wait(busy, timeout=bound.total_seconds())
 
-    async def _run(self, key: str) -> str:
+    def close(self) -> None:
+        """All workers have ended."""
+        self._busy.close()
+
+    async def _run(self, task: asyncio.Task[None], key: str) -> str:
+        self._busy.begin(task)
         try:
-            async with asyncio.timeout(self._run_limit) as limit:
-                outcome = await self._reconcile(key)
-            return self._settle(key, outcome)
+            result = self._settle(key, await self._reconcile(key))
+        except asyncio.CancelledError:
+            if not self._busy.end(task):
+                raise
+            self._metrics.timed_out()
+            self._panic(key, TimeoutError("the run took too long and was ended"))
         except Exception as error:  # isolated: a bug costs this key, not the controller
-            self._failed(key, error, late=limit.expired())
-            return "error"
+            self._busy.end(task)
+            self._failed(key, error)
+        else:
+            self._busy.end(task)
+            return result
+        return "error"
 
     def _settle(self, key: str, outcome: Outcome) -> str:
         self._queue.forget(key)
@@ -150,15 +163,12 @@ class _Pool:
         self._queue.add_at(key, outcome.wake_at)
         return "requeue_after"
 
-    def _failed(self, key: str, error: Exception, *, late: bool) -> None:
+    def _failed(self, key: str, error: Exception) -> None:
         match error:
             case TerminalError():
                 self._give_up(key, error)
             case ApiError():
                 self._retry(key, error)
-            case TimeoutError() if late:
-                self._metrics.timed_out()
-                self._panic(key, error)
             case _:
                 self._metrics.panicked()
                 self._panic(key, error)
