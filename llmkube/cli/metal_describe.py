@@ -20,7 +20,14 @@ from llmkube.cli.metal_list import condition
 from llmkube.cli.output import human_duration, paint, table
 from llmkube.cli.ownership import find
 from llmkube.kube.errors import Forbidden, NotFound
-from llmkube.kube.resources import EVENTS, LEASES, METALNODES, PODS, SERVICEACCOUNTS
+from llmkube.kube.resources import (
+    EVENTS,
+    LEASES,
+    METALNODES,
+    PODS,
+    SERVICEACCOUNTS,
+    Resource,
+)
 
 if TYPE_CHECKING:
     from llmkube.kube.client import KubeClient
@@ -58,26 +65,31 @@ async def observe(client: KubeClient, name: str, namespace: str) -> Picture:
     spec, uid = node["spec"], node["metadata"]["uid"]
     unreadable: set[str] = set()
 
-    async def allowed(plural: str, reading: Awaitable[Any]) -> Any:
+    async def allowed(resource: Resource, reading: Awaitable[Any]) -> Any:
         try:
             return await reading
         except NotFound:
             return None
         except Forbidden:
-            unreadable.add(plural)
+            unreadable.add(resource.plural)
             return None
 
     pods = f"{VERIFIER_SELECTOR},{METALNODE_UID_LABEL}={uid}"
-    lease, account, verifiers, events = await asyncio.gather(
-        allowed("leases", client.get(LEASES, spec["leaseName"], namespace)),
-        allowed(
-            "serviceaccounts", client.get(SERVICEACCOUNTS, spec["serviceAccountName"], namespace)
-        ),
-        allowed("pods", client.list(PODS, namespace, label_selector=pods)),
-        allowed("events", client.list(EVENTS, namespace, field_selector=f"regarding.uid={uid}")),
-    )
+    readings: dict[Resource, Awaitable[Any]] = {
+        LEASES: client.get(LEASES, spec["leaseName"], namespace),
+        SERVICEACCOUNTS: client.get(SERVICEACCOUNTS, spec["serviceAccountName"], namespace),
+        PODS: client.list(PODS, namespace, label_selector=pods),
+        EVENTS: client.list(EVENTS, namespace, field_selector=f"regarding.uid={uid}"),
+    }
+    async with asyncio.TaskGroup() as group:
+        tasks = {r: group.create_task(allowed(r, reading)) for r, reading in readings.items()}
     return Picture(
-        node, lease, account, tuple(verifiers or ()), tuple(events or ()), frozenset(unreadable)
+        node,
+        lease=tasks[LEASES].result(),
+        account=tasks[SERVICEACCOUNTS].result(),
+        pods=tuple(tasks[PODS].result() or ()),
+        events=tuple(tasks[EVENTS].result() or ()),
+        unreadable=frozenset(unreadable),
     )
 
 
