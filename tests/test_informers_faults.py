@@ -327,8 +327,10 @@ async def test_a_stream_that_always_ends_at_once_is_no_hot_loop(world: World) ->
         b'{"type":"ADDED","object":{"metadata":{"na\n',
         event_line("ERROR", json.loads(status_body(500, "InternalError"))),
         b"\xff\xfe\x00\n",
+        event_line("BOOKMARK", {"metadata": {"resourceVersion": ""}}),
+        event_line("ADDED", {"metadata": {"name": "x", "namespace": "y", "uid": "u"}, "spec": {}}),
     ],
-    ids=["html", "unknown type", "half a line", "ERROR event", "binary"],
+    ids=["html", "unknown type", "half a line", "ERROR", "binary", "no version", "none either"],
 )
 async def test_a_garbled_stream_is_listed_anew(world: World, line: bytes) -> None:
     await world.write("a")

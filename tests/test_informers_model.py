@@ -335,3 +335,56 @@ async def test_whoever_waits_for_sync_learns_of_failure() -> None:
         assert not waiting.done()
     with pytest.raises(Exception, match="NotFound: what"):
         await waiting
+
+
+# The event loop ---------------------------------------------------------------------------------
+@virtual
+async def test_neither_a_big_list_nor_a_burst_holds_up_the_loop() -> None:
+    server = ModelServer()
+    for n in range(3000):
+        server.write(f"ns/n{n}")
+    made = informer(server, virtual_clock(), ReflectorSettings(page_size=3000, slice_size=100))
+    turns: list[int] = []  # changes in each turn of the event loop
+
+    def count(_change: Change[CachedLease]) -> None:
+        if not turns or turns[-1] < 0:
+            turns.append(0)
+            asyncio.get_running_loop().call_soon(lambda: turns.append(-1))
+        turns[-1] += 1
+
+    made.add_handler(count)
+    async with background(made.run()):
+        await made.wait_synced()
+        for n in range(3000, 6000):
+            server.write(f"ns/n{n}")
+        await server.publish()
+        await asyncio.sleep(1)
+        assert len(made.store) == 6000
+    assert [turn for turn in turns if turn > 0] == [100] * 60
+
+
+@virtual
+async def test_a_handler_that_breaks_on_each_event_does_not_flood_the_log() -> None:
+    server = ModelServer()
+    made = informer(server, virtual_clock())
+    logged: list[str] = []
+
+    class Log:
+        def exception(self, event: str, **_: Any) -> None:
+            logged.append(event)
+
+        def info(self, event: str, **_: Any) -> None:
+            pass
+
+    made._log = Log()
+    seen: list[str] = []
+    made.add_handler(lambda _change: 1 / 0)  # type: ignore[arg-type, return-value]
+    made.add_handler(lambda change: seen.append(change.key))
+    async with background(made.run()):
+        await made.wait_synced()
+        for n in range(120):
+            server.write(f"ns/n{n}")
+            await server.publish()
+            await asyncio.sleep(1)
+    assert len(seen) == 120
+    assert len(logged) == 2, "once a minute"

@@ -66,7 +66,7 @@ class _Source:
         plural = self.resource.plural
         return f"{plural} in {self.scope}" if self.scope else plural
 
-    async def page(self, version: str | None, token: str | None, limit: int) -> bytes:
+    async def page(self, since: str | None, token: str | None, limit: int) -> bytes:
         return await self.client.list_page(
             self.resource,
             self.scope,
@@ -74,8 +74,8 @@ class _Source:
             field_selector=self.field_selector,
             limit=limit,
             continue_token=token or None,
-            resource_version=version,
-            resource_version_match="NotOlderThan" if version else None,
+            resource_version=since,
+            resource_version_match="NotOlderThan" if since else None,
             metadata_only=self.metadata_only,
         )
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from llmkube.clock import Clock, Now
 from llmkube.informers.backoff import Backoff, Ending, Mode, after, classify
-from llmkube.informers.events import Bookmark, EventDecoder, Malformed
+from llmkube.informers.events import Bookmark, EventDecoder, Garbled, Malformed
 from llmkube.informers.options import ReflectorSettings
 from llmkube.informers.splitter import LineSplitter
 from llmkube.informers.store import Cached, T
@@ -50,7 +50,8 @@ class Source(Protocol):
     def scope(self) -> str | None:
         """The namespace, None for all."""
 
-    async def page(self, version: str | None, token: str | None, limit: int) -> bytes: ...
+    async def page(self, since: str | None, token: str | None, limit: int) -> bytes:
+        """One page of a list not older than `since`; `limit` 0: everything."""
 
     def watch(
         self, version: str, server_timeout: timedelta
@@ -179,19 +180,20 @@ class Reflector(Generic[T]):
     async def _list(self) -> None:
         if self._listed:
             self._metrics.relisted()
-        version = self.resource_version if self._mode is Mode.LIST else None
+        since = self.resource_version if self._mode is Mode.LIST else None
         limit = self._settings.page_size if self._paged else 0
         keys: set[str] = set()
         token = None
         while True:
             self._view.attempted(self._clock.now().mono)
-            page = self._decoder.page(await self._source.page(version, token, limit))
+            page = self._decoder.page(await self._source.page(since, token, limit))
+            version = _real(page.resource_version)
             await self._take_items(page.items, page.malformed, keys)
-            version, token = None, page.continue_token
+            since, token = None, page.continue_token
             if not token:
                 break
         self._sink.complete(self._source.scope, keys, self._clock.now())
-        self.resource_version = page.resource_version
+        self.resource_version = version
         self._mode = Mode.WATCH
         self._listed = self._paged = True
 
@@ -246,14 +248,22 @@ class Reflector(Generic[T]):
         event = self._decoder.event(line)
         self._events += 1
         if isinstance(event, Bookmark):
-            self.resource_version = event.resource_version
+            version = _real(event.resource_version)
         elif isinstance(event, Malformed):
+            version = _real(event.resource_version)
             self._sink.malformed(event, now, first_sight=False)
-            self.resource_version = event.resource_version
         else:
             obj = event.object
+            version = _real(obj.metadata.resource_version)
             if event.type == "DELETED":
                 self._sink.delete(obj, now)
             else:
                 self._sink.put(obj, now, first_sight=False)
-            self.resource_version = obj.metadata.resource_version
+        self.resource_version = version
+
+
+def _real(version: str) -> str:
+    """A watch that began at an empty version would hide every deletion before it."""
+    if not version:
+        raise Garbled("an answer without a resourceVersion")
+    return version

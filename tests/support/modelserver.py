@@ -142,7 +142,7 @@ class ModelServer:
             raise _REFUSALS[fault]
         return fault
 
-    async def page(self, version: str | None, token: str | None, limit: int) -> bytes:
+    async def page(self, since: str | None, token: str | None, limit: int) -> bytes:
         fault = self._meet()
         await asyncio.sleep(0.001)
         match fault:
