@@ -25,7 +25,7 @@ async def load_access(kubeconfig: Path | None = None, context: str | None = None
     `context` names a context of the kubeconfig; asking for one also rules out the pod's own
     account, which has none.
     """
-    # Imported late: the library behind it takes half a second, which `llmkube --help` can spare.
+    # Imported late: `llmkube --help` can spare the library behind it.
     from llmkube.kube.contexts import load_kubeconfig
 
     if kubeconfig is not None:
@@ -47,9 +47,7 @@ async def load_in_cluster(files: Path = POD_FILES) -> Access:
 
     Raises ConfigError when this is no pod, or one with `automountServiceAccountToken: false`.
     """
-    from kubernetes_asyncio.client import Configuration
-    from kubernetes_asyncio.config import ConfigException
-    from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
+    from llmkube.kube.library import ConfigException, Configuration, InClusterConfigLoader
 
     token_file, ca_file, namespace_file = files / "token", files / "ca.crt", files / "namespace"
     configuration = Configuration()

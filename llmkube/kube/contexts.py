@@ -23,13 +23,16 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import yaml
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config import ConfigException
-from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 from llmkube.kube.credentials import Access, ClientCertificate, Credential, ServerTrust
 from llmkube.kube.errors import ConfigError
 from llmkube.kube.execplugin import run_exec_plugin
+from llmkube.kube.library import (
+    ConfigException,
+    Configuration,
+    KubeConfigLoader,
+    KubeConfigMerger,
+)
 
 AUTH_PROVIDER_TIMEOUT = timedelta(seconds=60)
 

@@ -17,13 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from kubernetes_asyncio.config import ConfigException
-from kubernetes_asyncio.config.exec_provider import ExecProvider
-from kubernetes_asyncio.config.kube_config import ConfigNode
-
 from llmkube.api.times import parse_time
 from llmkube.kube.credentials import ClientCertificate, Credential
 from llmkube.kube.errors import ConfigError
+from llmkube.kube.library import ConfigException, ConfigNode, ExecProvider
 
 EXEC_TIMEOUT = timedelta(seconds=60)
 """A plugin may open a browser for a log-in, but must not hold up the program for ever."""
