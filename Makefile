@@ -38,6 +38,7 @@ format: setup ## Format the code
 
 generate: setup ## Write the generated files (CRDs, RBAC, reference documentation)
 	$(BIN)/python -m llmkube.api.generate
+	$(BIN)/python -m hack.reference
 
 check-generated: generate ## Fail if the generated files differ from the committed ones
 	@git diff --exit-code -- config docs || \
