@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from devcluster.controlplane import ControlPlane
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "config"
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile("llmkube", deadline=None)
+settings.load_profile("llmkube")
 
 _numbers = itertools.count(1)
 ClientFor = Callable[[str, str], Awaitable["KubeClient"]]
