@@ -280,6 +280,18 @@ def test_skew_is_told_at_a_trusted_change(ahead: timedelta, expected: bool) -> N
     assert skewed(record, MAC) is expected
 
 
+def test_what_waited_for_us_while_we_were_blind_says_nothing_about_skew() -> None:
+    sender = Sender(MAC)
+    known = sender.push(first=True)
+    sender.wait(HOUR)
+    waited = sender.now.wall - seconds(90)
+    late = Sighting("u1", waited, TIMEOUT, first_sight=False, late=True)
+    record = observe(known, late, sender.now, MAC)
+    assert record is not None
+    assert record.reference == sender.now.mono, "it still counts as a beat"
+    assert not skewed(record, MAC)
+
+
 def test_an_untrusted_change_says_nothing_about_skew() -> None:
     sender = Sender(SITE, ahead=-HOUR)
     sender.push(first=True)

@@ -14,6 +14,9 @@ from datetime import timedelta
 from llmkube.clock import ZERO, Clock
 from llmkube.rules.calm import FOREVER, Sight
 
+CATCH_UP = timedelta(seconds=5)
+"""A watch that resumes shows everything that it missed at once; that is over after so long."""
+
 
 class WatchView:
     """One reflector's share of a View; the reflector reports, everybody may read.
@@ -124,6 +127,13 @@ class View:
     def last_outage(self) -> timedelta:
         """How long it had been down when it came back last; FOREVER at the start."""
         return self.sight.outages[-1].length if self.sight.outages else FOREVER
+
+    def catching_up(self, now: timedelta) -> bool:
+        """Whether what the watch shows may be what we missed while it was down (after a start
+        it is not: that shows a list)."""
+        if self.up_since is None or self.last_outage == FOREVER:
+            return False
+        return now - self.up_since < CATCH_UP
 
     # For health and metrics ---------------------------------------------------------------------
 

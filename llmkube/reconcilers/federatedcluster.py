@@ -90,18 +90,21 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
             self.forget(change.key)
             return
         before = self.book.get(change.key)
-        record = self.book.observe(
-            new.metadata, self._sighting(new, first_sight=change.first_sight), change.at
-        )
+        late = self._clusters.view.catching_up(change.at.mono)
+        sighting = self._sighting(new, first_sight=change.first_sight, late=late)
+        record = self.book.observe(new.metadata, sighting, change.at)
         if not self._goes_on(change.old, new, before, record, change.at):
             self._queue.add(change.key, initial=change.first_sight)
 
-    def _sighting(self, cluster: CachedFederatedCluster, *, first_sight: bool) -> Sighting:
+    def _sighting(
+        self, cluster: CachedFederatedCluster, *, first_sight: bool, late: bool
+    ) -> Sighting:
         return Sighting(
             uid=cluster.metadata.uid,
             stamp=parse_time(cluster.status.last_heartbeat_time),
             period=self._settings.interval(cluster.spec.heartbeat_interval_seconds),
             first_sight=first_sight,
+            late=late,
         )
 
     def _goes_on(
@@ -149,7 +152,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
     async def _read(self, key: str) -> CachedFederatedCluster | None:
         cluster = await read_live(self._client, FEDERATEDCLUSTERS, CachedFederatedCluster, key)
         if cluster is not None:
-            sighting = self._sighting(cluster, first_sight=False)
+            sighting = self._sighting(cluster, first_sight=False, late=True)
             self.book.observe_live(cluster.metadata, sighting, self.clock.now())
         return cluster
 

@@ -143,7 +143,8 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             before = after = None
         else:
             before = self.book.get(change.key)
-            sighting = self._sighting(new, first_sight=change.first_sight)
+            late = self._leases.view.catching_up(now.mono)
+            sighting = self._sighting(new, first_sight=change.first_sight, late=late)
             after = self.book.observe(new.metadata, sighting, now)
             if after is before and change.old is not None:
                 return  # no new stamp: not a heartbeat
@@ -156,12 +157,13 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             else:
                 self._queue.add_at(node.key, at)
 
-    def _sighting(self, lease: CachedLease, *, first_sight: bool) -> Sighting:
+    def _sighting(self, lease: CachedLease, *, first_sight: bool, late: bool) -> Sighting:
         return Sighting(
             uid=lease.metadata.uid,
             stamp=parse_time(lease.spec.renew_time),
             period=self._settings.timeout(lease.spec.lease_duration_seconds),
             first_sight=first_sight,
+            late=late,
         )
 
     def _due(
@@ -242,7 +244,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         lease = await read_live(self._client, LEASES, CachedLease, key)
         if lease is None:
             return None, None
-        sighting = self._sighting(lease, first_sight=False)
+        sighting = self._sighting(lease, first_sight=False, late=True)
         return lease, self.book.observe_live(lease.metadata, sighting, self.clock.now())
 
     async def _account(self, node: CachedMetalNode, live: Live) -> Account:

@@ -55,6 +55,8 @@ class Sighting:
     stamp: datetime | None
     period: timedelta
     first_sight: bool
+    late: bool = False
+    """It may have waited until our sight came back: its age says nothing about a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def _changed(record: Record, sighting: Sighting, stamp: datetime, now: Now, trus
         reference=reference,
         forward=min(row + 1, trust.changes) if forward else 0,
         backwards=not forward and not trusted,
-        skew=stamp - now.wall if trusted else record.skew,
+        skew=stamp - now.wall if trusted and not sighting.late else record.skew,
     )
 
 
