@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmkube.rules.calm import FOREVER
 from llmkube.verifier.policy import AddressPolicy, parse_network
 from tests.support.dialback import (
     LAN,
@@ -201,6 +202,20 @@ def test_a_true_ends_after_half_an_hour_without_a_slot_too() -> None:
     bench.wait(MINUTE * 29)
     assert bench.state == VERIFIED
     bench.wait(MINUTE * 2)
+    assert bench.state == PENDING
+
+
+def test_an_outage_of_ours_ends_no_true_by_its_age() -> None:
+    """Neither while we are blind, nor before a round of checks could be made."""
+    bench = verified()
+    bench.slots = False
+    bench.calm_until = FOREVER
+    bench.wait(MINUTE * 60)
+    assert bench.state == VERIFIED
+    bench.calm_until = bench.clock.mono + MINUTE * 10
+    bench.wait(MINUTE * 10)
+    assert bench.state == VERIFIED
+    bench.wait(second(1))
     assert bench.state == PENDING
 
 

@@ -280,3 +280,19 @@ async def test_foreign_pods_with_our_label_use_up_no_slot(
     ):
         await mac.becomes("True", "Verified")
         assert len(await fleet.verifier_pods()) >= 3, "they are nobody's business"
+
+
+async def test_a_placement_that_no_pod_can_have_is_told_in_the_api_servers_words(
+    controller: Path, shipped: ControlPlane, fleet: Fleet
+) -> None:
+    mac = await fleet.add(
+        "studio", report=reporting(ADDRESS), verifier={"nodeSelector": {"not a label": "x"}}
+    )
+    async with (
+        Kubelet.start(shipped.admin_kubeconfig, runner=answering(all_reachable)),
+        verifying(controller),
+    ):
+        await mac.becomes("Unknown", "VerifierFailed")
+        assert "not a label" in (await mac.reachable())["message"]
+        await mac.edit(verifier=None)
+        await mac.becomes("True", "Verified")

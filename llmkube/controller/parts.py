@@ -165,6 +165,7 @@ class Parts:
             recorder=self._recorder,
             guard=guard,
             caches=VerificationCaches(nodes.store, leases.store, pods.store),
+            view=nodes.view,
             queue=queue,
             settings=self._verification_settings(),
             metrics=VerificationMetrics(self.metrics.registry),

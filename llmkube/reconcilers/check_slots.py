@@ -72,7 +72,10 @@ class CheckSlots:
             return True
         arrival = self._waiting[key][2] if key in self._waiting else self._arrive()
         self._waiting[key] = (last_start is not None, last_start or timedelta(0), arrival)
-        if key not in self._next():
+        first = self._next()
+        if key not in first:
+            for other in first:  # whoever is before us must know that there is room
+                self._tell(other)
             return False
         del self._waiting[key]
         self._starting.add(key)

@@ -27,10 +27,11 @@ import structlog
 
 from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
 from llmkube.api.names import METALNODE_UID_LABEL, ConditionType, FieldManager
-from llmkube.clock import Clock, Now
+from llmkube.clock import ZERO, Clock, Now
 from llmkube.informers.guard import CacheGuard
 from llmkube.informers.queue import WorkQueue
 from llmkube.informers.store import Change
+from llmkube.informers.view import View
 from llmkube.informers.worker import Outcome
 from llmkube.kube.client import KubeClient
 from llmkube.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, TooLarge
@@ -42,12 +43,14 @@ from llmkube.reconcilers.shell import ATTEMPTS, Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
 from llmkube.reconcilers.verification_caches import (
     VerificationCaches,
+    is_running,
     lease_key,
     lease_matters,
     node_matters,
     report_text,
 )
 from llmkube.reconcilers.verification_metrics import VerificationMetrics
+from llmkube.reconcilers.watchfulness import Deferred
 from llmkube.rules import verification
 from llmkube.rules.check_progress import Refusal
 from llmkube.rules.checks import Bookkeeping, CheckSettings
@@ -93,7 +96,8 @@ class Sight:
 
 class VerificationReconciler(Shell[Sight, VerificationDecision]):
     """Runs the checks. The composition root adds `on_metalnode`, `on_lease` and `on_pod` to the
-    informers (after the guard) and gives `reconcile` to the workers of `queue`."""
+    informers (after the guard) and gives `reconcile` to the workers of `queue`. `view` is the sight
+    of the MetalNodes' informer: while it is blind, no True ends by its age."""
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         recorder: EventRecorder,
         guard: CacheGuard[CachedMetalNode],
         caches: VerificationCaches,
+        view: View,
         queue: WorkQueue,
         settings: VerificationSettings,
         metrics: VerificationMetrics,
@@ -112,6 +117,8 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         )
         self._client = client
         self._caches = caches
+        self._view = view
+        self._deferred = Deferred(queue, view)
         self._queue = queue
         self._settings = settings
         self._metrics = metrics
@@ -122,6 +129,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
     def on_metalnode(self, change: Change[CachedMetalNode]) -> None:
         if node_matters(change):
             self._queue.add(change.key, initial=change.first_sight)
+        if is_running(change.old):
             self.slots.look()
 
     def on_lease(self, change: Change[CachedLease]) -> None:
@@ -172,7 +180,8 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             if pod is None or Live.EVIDENCE in live:
                 pod = await self._live_pod(node, book.pod_uid)
                 gone = pod is None
-        seen = Seen(node, report_text(lease), pod, gone, self._memory.get(key))
+        calm = self._view.sight.calm_until(self._settings.checks.reverify, ZERO)
+        seen = Seen(node, report_text(lease), pod, gone, calm, self._memory.get(key))
         return Sight(Target.of(node, node.status), seen, pods)
 
     def decide(self, seen: Sight, now: Now) -> VerificationDecision:
@@ -191,8 +200,10 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         decision = applied.decision
         key = applied.target.key
         self._memory[key] = decision.memory
+        self._deferred.note(key, decision.wake_at)
         if decision.result is not None:
             self._metrics.ended(decision.result)
+            log.info("check ended", metalnode=key, result=decision.result.value)
         await self._sweep(applied)
         if decision.starting is not None:
             await self._launch(applied, decision.starting)

@@ -14,6 +14,7 @@ from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
 from llmkube.api.names import METALNODE_UID_LABEL, ConditionType
 from llmkube.informers.guard import parse_version
 from llmkube.informers.store import Change, Store
+from llmkube.kube.resources import METALNODES
 from llmkube.rules.checks import Bookkeeping
 
 NODES_BY_LEASE = "verification-lease"
@@ -37,16 +38,17 @@ def lease_key(node: CachedMetalNode) -> str:
 def owner_key(pod: CachedPod) -> str | None:
     """The key of the MetalNode that owns this pod, None if none does."""
     for owner in pod.metadata.owner_references:
-        if owner.kind == "MetalNode":
+        if owner.kind == METALNODES.kind and owner.api_version.startswith(METALNODES.group):
             return f"{pod.metadata.namespace}/{owner.name}"
     return None
 
 
-def _running(node: CachedMetalNode) -> Iterable[str]:
-    verification = node.status.verification
+def is_running(node: CachedMetalNode | None) -> bool:
+    """Whether this MetalNode awaits the answer of a pod."""
+    verification = node.status.verification if node is not None else None
     if verification is None or verification.pod_uid is None:
-        return ()
-    return (_YES,) if Bookkeeping.of(verification).running else ()
+        return False
+    return Bookkeeping.of(verification).running
 
 
 def _owner(pod: CachedPod) -> Iterable[str]:
@@ -62,7 +64,7 @@ def _node_uid(pod: CachedPod) -> Iterable[str]:
 NODE_INDEXES: Mapping[str, Callable[[CachedMetalNode], Iterable[str]]] = {
     NODES_BY_LEASE: lambda node: (lease_key(node),),
     NODES_BY_UID: lambda node: (node.metadata.uid,),
-    NODES_RUNNING: _running,
+    NODES_RUNNING: lambda node: (_YES,) if is_running(node) else (),
 }
 POD_INDEXES: Mapping[str, Callable[[CachedPod], Iterable[str]]] = {
     PODS_BY_OWNER: _owner,

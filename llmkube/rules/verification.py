@@ -25,6 +25,7 @@ from llmkube.api.spki import SpkiPin
 from llmkube.api.times import parse_time
 from llmkube.clock import Now
 from llmkube.rules import reachable
+from llmkube.rules.calm import FOREVER
 from llmkube.rules.candidates import (
     NO_CANDIDATES,
     CandidateList,
@@ -56,6 +57,7 @@ from llmkube.rules.checks import (
 )
 from llmkube.rules.conditions import build_condition, turned
 from llmkube.rules.decision import Decision, EventNote, EventType
+from llmkube.rules.liveness import INSTANT
 from llmkube.rules.reachable import Facts, Verdict
 from llmkube.rules.report_intake import GoodReport, Report, Taken, take_up
 from llmkube.rules.verifier_answer import NoAnswer, one_line
@@ -86,12 +88,14 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One MetalNode and what belongs to it. `pod` is the one that podUID names; `pod_gone` says
-    that a live read did not find it either."""
+    that a live read did not find it either. Up to and including `calm_until` it is our own
+    blindness that kept checks from being made (see `calm`)."""
 
     node: CachedMetalNode
     report_text: str | None = None
     pod: CachedPod | None = None
     pod_gone: bool = False
+    calm_until: timedelta | None = None
     memory: Memory | None = None
 
 
@@ -297,8 +301,12 @@ class _Case:
         )
 
     def _true_expired(self) -> bool:
-        last = self.anchors.check
-        return last is None or self.now.mono >= last.mono + self.settings.true_lasts
+        """Whether the last success is too long ago. An outage of ours ends no True by itself."""
+        last, calm = self.anchors.check, self.seen.calm_until
+        if last is None:
+            return True
+        held = calm is not None and self.now.mono <= calm
+        return self.now.mono >= last.mono + self.settings.true_lasts and not held
 
     # The schedule -------------------------------------------------------------------------------
     def _turn(self, view: _View, book: Bookkeeping, anchors: Anchors, verdict: Verdict) -> _Turn:
@@ -327,7 +335,11 @@ class _Case:
     def _true_ends(self, verdict: Verdict, anchors: Anchors) -> timedelta | None:
         if verdict.status != "True" or anchors.check is None:
             return None
-        return anchors.check.mono + self.settings.true_lasts
+        end = anchors.check.mono + self.settings.true_lasts
+        calm = self.seen.calm_until
+        if calm is None or calm < end:
+            return end
+        return None if calm == FOREVER else calm + INSTANT
 
     def _needs_proof(self, verdict: Verdict, progress: Progress) -> bool:
         """Whether this takes something away that a cache may only have been late to show."""

@@ -89,6 +89,8 @@ class Bench:
     report: str | None = field(default_factory=lambda: report_for(UID))
     slots: bool = True
     """Whether a check that is due gets a slot."""
+    calm_until: timedelta | None = None
+    """Until when our own blindness holds back what age would end."""
     refuse_pods: str = ""
     """The API server refuses pods in these words."""
     node: CachedMetalNode = field(default_factory=lambda: node_of())
@@ -176,7 +178,8 @@ class Bench:
         uid = self.book.pod_uid if self.book.running else None
         document = self.pods.get(uid or "")
         pod = decode_pod(msgspec.json.encode(document)) if document else None
-        return Seen(self.node, self.report, pod, uid is not None and pod is None, self.memory)
+        gone = uid is not None and pod is None
+        return Seen(self.node, self.report, pod, gone, self.calm_until, self.memory)
 
     # Running ------------------------------------------------------------------------------------
     def look(self) -> VerificationDecision:
