@@ -116,6 +116,7 @@ def test_exit_codes_are_listed() -> None:
     assert listed == list(ExitCode)
     told = re.findall(r"command ends with (\d+)", README)
     assert {int(code) for code in told} <= set(ExitCode)
+    assert [int(row["exit code"]) for row in table(page("docs/cli.md"), "exit code")] == listed
 
 
 def known_words() -> set[str]:
