@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST_ARGS ?=
+# Most tests wait for something: three at a time, each with a control plane of its own.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 BENCH ?=
 
 .DEFAULT_GOAL := help
