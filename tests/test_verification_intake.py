@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.dialback import (
     PENDING,
     TAILNET,
+    VERIFIED,
     Bench,
     report_with,
     second,
@@ -74,3 +75,17 @@ def test_each_distinct_fault_of_a_report_is_told_once() -> None:
     bench.restart()
     bench.settle()
     assert len(bench.events) == 2, "the condition says it already"
+
+
+def test_a_fault_that_comes_back_after_a_true_is_told_again() -> None:
+    bench = verified()
+    for expected in (1, 2):
+        bench.report = "{"
+        bench.settle()
+        assert bench.events.count("InvalidReport") == expected
+        bench.report = report_for(UID)
+        bench.until_start()
+        bench.answer(Reachable=TAILNET)
+        bench.settle()
+        assert bench.state == VERIFIED
+        bench.clock.advance(second(31))

@@ -372,7 +372,7 @@ class _Case:
     def _events(
         self, view: _View, verdict: Verdict
     ) -> tuple[tuple[EventNote, ...], tuple[str, ...]]:
-        told = self.memory.told
+        told = () if verdict.status == "True" else self.memory.told  # a fault after that is new
         events: list[EventNote] = []
         before = self.status.ingress_spki
         if before and view.pin is not None and before != str(view.pin):
