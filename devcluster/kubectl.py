@@ -30,13 +30,15 @@ async def run(
     stdin: str | None = None,
     check: bool = True,
     cache: Path | None = None,
+    context: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run it. Raises ProcessFailed with kubectl's own words if it fails and `check` is set.
 
     `cache` is where it remembers what the server has; a server whose port another may get later
     must have a cache of its own.
     """
-    command = [path(), f"--kubeconfig={kubeconfig}", *args]
+    chosen = [f"--context={context}"] if context else []
+    command = [path(), f"--kubeconfig={kubeconfig}", *chosen, *args]
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
@@ -52,11 +54,19 @@ async def run(
 
 
 async def account_kubeconfig(
-    admin: Path, namespace: str, account: str, *, folder: Path, life: str = "1h"
+    admin: Path,
+    namespace: str,
+    account: str,
+    *,
+    folder: Path,
+    life: str = "1h",
+    context: str | None = None,
 ) -> Path:
     """A kubeconfig with a fresh token of that ServiceAccount, readable by its owner only."""
-    token = await run(admin, "create", "token", account, "-n", namespace, f"--duration={life}")
-    shown = await run(admin, "config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    asked = ("create", "token", account, "-n", namespace, f"--duration={life}")
+    token = await run(admin, *asked, context=context)
+    view = ("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    shown = await run(admin, *view, context=context)
     document: dict[str, Any] = json.loads(shown.stdout)
     document["users"] = [
         {"name": document["users"][0]["name"], "user": {"token": token.stdout.strip()}}

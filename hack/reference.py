@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from llmkube.agent.metrics import AgentMetrics
 from llmkube.api import names
@@ -300,6 +300,8 @@ def agent_metrics() -> list[Metric]:
 def _registered(registry: CollectorRegistry) -> list[Metric]:
     found = []
     for collector in registry._collector_to_names:
+        if isinstance(collector, ProcessCollector):
+            continue  # the process_* family of every Prometheus client; depends on the machine
         one: Any = collector
         suffix = "_total" if one._type == "counter" else ""
         found.append((one._name + suffix, one._type, one._labelnames, one._documentation))

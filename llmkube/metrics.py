@@ -21,6 +21,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
 )
 
@@ -45,6 +46,7 @@ class Metrics:
         # Half of all lines, and no dashboard reads them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
         self._queues = _QueueFamilies(self.registry)
         self._reconciles = _ReconcileFamilies(self.registry)
         self._reflectors = _ReflectorFamilies(self.registry)

@@ -102,7 +102,8 @@ def _obstacle(node: Node) -> str | None:
     """What must change before any check can start."""
     connected = condition(node, ConditionType.AGENT_CONNECTED)
     reachable = condition(node, ConditionType.REACHABLE)
-    see = f"see `llmkube metal describe {node['metadata']['name']}`"
+    meta = node["metadata"]
+    see = f"see `llmkube metal describe {meta['name']} -n {meta['namespace']}`"
     if connected and connected["status"] != "True":
         return f"none starts while the agent is not connected ({connected['reason']}); {see}"
     if reachable and reachable["reason"] in _CANNOT_START:

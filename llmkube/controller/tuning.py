@@ -12,7 +12,7 @@ Tests use the same file to make hours pass in seconds.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -94,7 +94,8 @@ def parse_tuning(document: Any, origin: str) -> Tuning:
 
     _refuse_unknown(document if document is not None else {}, Tuning, origin, ())
     try:
-        return TypeAdapter(Tuning).validate_python(_with_durations(document or {}))
+        changed = _merged(asdict(Tuning()), _with_durations(document or {}))
+        return TypeAdapter(Tuning).validate_python(changed)
     except (ValueError, TypeError) as error:  # pydantic's ValidationError is a ValueError
         raise BadTuning(f"{origin}: {_first_problem(error)}") from error
 
@@ -114,6 +115,15 @@ def _with_durations(value: Any) -> Any:
     if isinstance(value, str) and _DURATION.match(value):
         return parse_duration(value)
     return value
+
+
+def _merged(defaults: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The defaults with those settings replaced that the changes name, at any depth."""
+    nested = {
+        key: _merged(defaults[key], change) if isinstance(change, dict) else change
+        for key, change in changes.items()
+    }
+    return {**defaults, **nested}
 
 
 def _refuse_unknown(value: Any, kind: Any, origin: str, path: tuple[str, ...]) -> None:

@@ -71,7 +71,8 @@ async def _demo(settings: Settings, *, script: bool, interactive: bool) -> None:
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    console.print("Starting a control plane, the controller, three Macs and two sites …")
+    where = "a control plane" if settings.kubeconfig is None else f"in {settings.kubeconfig}"
+    console.print(f"Starting {where}: the controller, three Macs and two sites …")
     with contextlib.suppress(asyncio.CancelledError):
         async with set_up(settings) as stage:
             picture = Picture(str(stage.installation.kubeconfig))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmkube.cli.errors import CliError
+from llmkube.kube.config import load_access
 
 if TYPE_CHECKING:
     from devcluster.controlplane import ControlPlane
@@ -37,27 +38,35 @@ class Installation:
 
     folder: Path
     kubeconfig: Path
+    context: str | None
     local: ControlPlane | None
 
     @staticmethod
     @asynccontextmanager
     async def open(
-        folder: Path, kubeconfig: Path | None, *, audit_log: Path | None
+        folder: Path,
+        kubeconfig: Path | None,
+        *,
+        context: str | None,
+        audit_log: Path | None,
     ) -> AsyncIterator[Installation]:
-        """The existing cluster, or a control plane and a kubelet stand-in while the block runs."""
-        root = checkout()
+        """The existing cluster, or a control plane and a kubelet stand-in while the block runs.
+
+        Raises ConfigError for a kubeconfig that cannot be used.
+        """
+        checkout()
         if kubeconfig is not None:
-            yield Installation(folder, kubeconfig, None)
+            await load_access(kubeconfig, context)
+            yield Installation(folder, kubeconfig, context, None)
             return
         from devcluster.controlplane import ControlPlane, Options
         from devcluster.kubelet import Kubelet
 
-        assert root.is_dir()
         async with AsyncExitStack() as stack:
             options = Options(audit=audit_log is not None)
             cluster = await stack.enter_async_context(ControlPlane.start(options))
             await stack.enter_async_context(Kubelet.start(cluster.admin_kubeconfig))
-            yield Installation(folder, cluster.admin_kubeconfig, cluster)
+            yield Installation(folder, cluster.admin_kubeconfig, None, cluster)
             if audit_log is not None:
                 shutil.copyfile(cluster.audit_log, audit_log)
 
@@ -77,11 +86,16 @@ class Installation:
         from devcluster import kubectl
 
         return await kubectl.account_kubeconfig(
-            self.kubeconfig, namespace, account, folder=self.folder, life=TOKEN_LIFE
+            self.kubeconfig,
+            namespace,
+            account,
+            folder=self.folder,
+            life=TOKEN_LIFE,
+            context=self.context,
         )
 
     async def kubectl(self, *args: str) -> str:
         """Run kubectl as admin; returns what it prints. Raises ProcessFailed."""
         from devcluster import kubectl
 
-        return (await kubectl.run(self.kubeconfig, *args)).stdout
+        return (await kubectl.run(self.kubeconfig, *args, context=self.context)).stdout

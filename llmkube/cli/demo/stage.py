@@ -228,7 +228,12 @@ async def set_up(settings: Settings) -> AsyncIterator[Stage]:
         reaper.watch_folder(folder)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         installation = await stack.enter_async_context(
-            Installation.open(folder, settings.kubeconfig, audit_log=settings.audit_log)
+            Installation.open(
+                folder,
+                settings.kubeconfig,
+                context=settings.context,
+                audit_log=settings.audit_log,
+            )
         )
         await installation.install()
         access = await load_access(installation.kubeconfig, settings.context)

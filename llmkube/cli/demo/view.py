@@ -61,11 +61,11 @@ class Picture:
     def render(self) -> RenderableType:
         """The whole screen."""
         return Group(
+            _help(self.kubeconfig),
+            Panel(Text("\n".join(self.story[-6:])), title="Story", title_align="left"),
             _nodes_table(self.nodes),
             _sites_table(self.sites),
-            _events_table(self.events),
-            Panel(Text("\n".join(self.story[-6:])), title="Story", title_align="left"),
-            _help(self.kubeconfig),
+            _events_table(self.events),  # last: in a small window the end is cut off
         )
 
 
