@@ -238,5 +238,6 @@ class Schedule:
 
     def unfinished(self, now: timedelta) -> tuple[timedelta, timedelta]:
         """How long the present runs have taken: their sum, and the longest."""
-        ages = [now - run.since for run in self._working.values()]
+        # Scrapes ask from a thread: take the runs in one step, which no worker can get into.
+        ages = [now - run.since for run in list(self._working.values())]
         return sum(ages, ZERO), max(ages, default=ZERO)
