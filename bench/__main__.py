@@ -33,7 +33,7 @@ async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) ->
         if "macs" in parts:
             for size in sizes:
                 rate = 333.0 if size > 5000 else 200.0
-                mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 30.0))
+                mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 60.0))
                 figures += await macs.run(cluster, client, mac_plan)
         if "engine" in parts:
             figures += await engine.run(cluster, client, engine.Plan(seconds=seconds))

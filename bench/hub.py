@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bench.load import Watcher, at_rate, for_each
+from bench.load import Watcher, at_rate, finished, for_each
 from bench.report import Figure, percentile
 from bench.subject import Running, Subject, ours, peers, running
 from devcluster.controlplane import ControlPlane
@@ -53,7 +53,7 @@ async def run(cluster: ControlPlane, client: KubeClient, plan: Plan) -> list[Fig
     figures = [await hub.prepare()]
     client_seconds = figures[0].value
     for subject in subjects():
-        figures += await _measure(hub, cluster, subject, client_seconds)
+        figures += await finished(PART, subject, _measure(hub, cluster, subject, client_seconds))
         await hub.clear_phases()
     await hub.remove()
     return figures
@@ -119,7 +119,11 @@ class _Hub:
         """Make the sites; measures what this client itself needs to write every phase."""
         await for_each(self.names, lambda name: self.create(name, QUIET_INTERVAL))
         await self.push_all()
-        seconds = await for_each(self.names, self._write_phase)
+        async with self.watching() as watcher:
+            began = time.perf_counter()
+            await for_each(self.names, self._write_phase)
+            await watcher.until(lambda: self.all_connected(watcher), seconds=300)
+            seconds = time.perf_counter() - began
         await self.clear_phases()
         n = self.plan.sites
         return Figure(PART, f"the same {n} writes", "bench client", seconds, "s")

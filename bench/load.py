@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from bench.report import Figure
+from bench.subject import Subject
 from llmkube.kube.client import KubeClient
 from llmkube.kube.resources import Resource
 
@@ -57,6 +59,17 @@ async def at_rate(
             await slots.acquire()
             tasks.create_task(one(items[number % len(items)]))
     return done
+
+
+async def finished(part: str, subject: Subject, measuring: Awaitable[list[Figure]]) -> list[Figure]:
+    """The figures of a subject. One that does not get ready within the limits is told, not waited
+    for; if it is ours, TimeoutError is raised."""
+    try:
+        return await measuring
+    except* TimeoutError:
+        if subject.name == "llmkube":
+            raise
+    return [Figure(part, "did not come to an end", subject.name, float("inf"), "s")]
 
 
 class _Meta(msgspec.Struct):

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from bench.load import Watcher, at_rate, for_each
+from bench.load import Watcher, at_rate, finished, for_each
 from bench.report import Figure, percentile
 from bench.subject import Running, Subject, ours, peers, running
 from devcluster.controlplane import ControlPlane
@@ -54,7 +54,7 @@ async def run(cluster: ControlPlane, client: KubeClient, plan: Plan) -> list[Fig
     figures = [await fleet.prepare()]
     client_seconds = figures[0].value
     for subject in subjects():
-        figures += await _measure(fleet, cluster, subject, client_seconds)
+        figures += await finished(PART, subject, _measure(fleet, cluster, subject, client_seconds))
         await fleet.clear_status()
     await client.delete(NAMESPACES, NAMESPACE)
     return figures
@@ -113,7 +113,11 @@ class _Fleet:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         await self.client.apply(NAMESPACES, body, field_manager="bench")
         await for_each(self.names, self._create)
-        seconds = await for_each(self.names, self._write_status)
+        async with self.watching() as watcher:
+            began = time.perf_counter()
+            await for_each(self.names, self._write_status)
+            await watcher.until(lambda: _all(watcher, self.names, "True"), seconds=600)
+            seconds = time.perf_counter() - began
         await self.clear_status()
         n = self.plan.macs
         return Figure(PART, f"the same {n} writes", "bench client", seconds, "s")
