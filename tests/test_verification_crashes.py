@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 SPACING = timedelta(seconds=4)
-CHECKS = scaled(spacing=SPACING)
+CHECKS = scaled(spacing=SPACING, timeout=timedelta(seconds=60))
 LEADER = LeaderSettings(
     lease_duration=timedelta(seconds=3),
     renew_deadline=timedelta(seconds=2),
