@@ -206,3 +206,40 @@ async def test_metrics_follow_the_queue() -> None:
     assert value("workqueue_retries_total") == 1
     assert value("workqueue_depth") == 1
     assert value("workqueue_unfinished_work_seconds") == 0
+
+
+@virtual
+async def test_a_paused_queue_forgets_what_waits_and_ignores_what_is_added() -> None:
+    metrics = Metrics()
+    q = WorkQueue("mac", virtual_clock(), metrics.queue("mac"))
+    q.add("ready")
+    q.add_at("later", 5 * SECOND)
+    q.add_rate_limited("failing")
+    q.pause()
+    q.add("ignored")
+    q.add_at("ignored", 1 * SECOND)
+    q.add_rate_limited("ignored")
+    labels = {"name": "mac", "controller": "mac"}
+    assert metrics.registry.get_sample_value("workqueue_depth", labels) == 0
+    assert q.failures("failing") == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(q.get(), 100)
+    q.resume()
+    q.add("a")
+    assert await q.get() == "a"
+    waited = metrics.registry.get_sample_value("workqueue_queue_duration_seconds_sum", labels)
+    assert waited == pytest.approx(0), "the time as a follower is no waiting"
+
+
+@virtual
+async def test_a_key_in_work_when_the_queue_is_paused_can_be_given_back() -> None:
+    q = queue()
+    q.add("a")
+    assert await q.get() == "a"
+    q.add("a")
+    q.pause()
+    q.done("a")
+    assert len(q) == 0
+    q.resume()
+    q.add("a")
+    assert await q.get() == "a"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from llmkube.api.cached import (
@@ -35,7 +36,7 @@ from llmkube.kube.resources import (
     SERVICEACCOUNTS,
     Resource,
 )
-from llmkube.metrics import Metrics
+from llmkube.metrics import Metrics, ReconcileMetrics
 from llmkube.reconcilers import heartbeat, verification_caches
 from llmkube.reconcilers.collectors import (
     FEDERATEDCLUSTER_FAMILIES,
@@ -60,13 +61,18 @@ NOT_NODE_LEASES = "metadata.namespace!=kube-node-lease"
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One reconciler with its queue and the informers that it waits for."""
+    """One reconciler with its queue and the informers that it waits for.
+
+    The queue is paused except while workers take from it: handlers write their books in leaders
+    and followers alike, and `enqueue_all` at the start of each term covers what they did not queue.
+    """
 
     name: ControllerName
     queue: WorkQueue
     reconcile: Callable[[str], Awaitable[Outcome]]
     enqueue_all: Callable[[], None]
     informers: tuple[Informer[Any], ...]
+    metrics: ReconcileMetrics
 
 
 class Parts:
@@ -159,12 +165,13 @@ class Parts:
             indexes=verification_caches.POD_INDEXES,
         )
         queue = self._queue(ControllerName.VERIFICATION)
+        caches = VerificationCaches(nodes.store, leases.store, pods.store)
         reconciler = VerificationReconciler(
             client=self._client,
             clock=self._clock,
             recorder=self._recorder,
             guard=guard,
-            caches=VerificationCaches(nodes.store, leases.store, pods.store),
+            caches=caches,
             view=nodes.view,
             queue=queue,
             settings=self._verification_settings(),
@@ -175,8 +182,10 @@ class Parts:
         pods.add_handler(reconciler.on_pod)
 
         def enqueue_all() -> None:
-            for node in nodes.store.values():
-                queue.add(node.key, initial=True)
+            # Pods too: their MetalNode may have gone while nobody led.
+            owners = map(caches.keys_of_pod, pods.store.values())
+            for key in dict.fromkeys(chain(nodes.store.keys(), *owners)):
+                queue.add(key, initial=True)
 
         self._add(
             ControllerName.VERIFICATION,
@@ -228,17 +237,22 @@ class Parts:
         enqueue_all: Callable[[], None],
         informers: tuple[Informer[Any], ...],
     ) -> None:
-        self.controllers.append(Controller(name, queue, reconcile, enqueue_all, informers))
+        metrics = self.metrics.reconcile(name)  # 0 from the start, in followers, too
+        metrics.workers(self._options.tuning.queue.workers)
+        self.controllers.append(Controller(name, queue, reconcile, enqueue_all, informers, metrics))
 
     def _queue(self, name: ControllerName) -> WorkQueue:
+        """A queue that takes no keys yet: see `Controller`."""
         settings = self._options.tuning.queue
-        return WorkQueue(
+        queue = WorkQueue(
             name,
             self._clock,
             self.metrics.queue(name),
             base=settings.backoff_base,
             cap=settings.backoff_cap,
         )
+        queue.pause()
+        return queue
 
     def _informer(
         self,

@@ -46,7 +46,9 @@ class WorkQueue:
         self.name = name
         self._clock = clock
         self._metrics = metrics
+        self._cap = cap
         self._schedule = Schedule(base, cap)
+        self._paused = False
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = ZERO
@@ -62,6 +64,8 @@ class WorkQueue:
 
     def add(self, key: str, *, initial: bool = False) -> None:
         """Ask for a run of `key`; `initial` keys let all others go first."""
+        if self._paused:
+            return
         priority = Priority.INITIAL if initial else Priority.LIVE
         if self._schedule.add(key, self._clock.now().mono, priority):
             self._metrics.added()
@@ -72,17 +76,29 @@ class WorkQueue:
 
         What was asked for cannot be postponed: let it fire, look again, and re-arm.
         """
+        if self._paused:
+            return
         now = self._clock.now().mono
         self._schedule.add_at(key, mono, now)
         self._look(now)
 
     def add_rate_limited(self, key: str, *, at_least: timedelta = ZERO) -> timedelta:
         """Ask for a run after the key's back-off, `at_least` later; return the delay."""
+        if self._paused:
+            return ZERO
         now = self._clock.now().mono
         delay = self._schedule.add_failed(key, now, at_least=at_least)
         self._metrics.retried()
         self._look(now)
         return delay
+
+    def add_after_cap(self, key: str) -> timedelta:
+        """Ask for a run after the longest back-off there is; return the delay.
+
+        For what a retry is unlikely to mend: it must not be forgotten all the same.
+        """
+        self.add_at(key, self._clock.now().mono + self._cap)
+        return self._cap
 
     def forget(self, key: str) -> None:
         """End the key's back-off: it succeeded, failed for good, or its object is gone."""
@@ -91,6 +107,23 @@ class WorkQueue:
     def failures(self, key: str) -> int:
         """How many times in a row the key has been rate limited."""
         return self._schedule.failures(key)
+
+    # Following ----------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Nobody takes keys: forget all that wait, with their deadlines and failures, and ignore
+        what is added, so that a follower's queue neither grows nor counts as late.
+
+        Call it when all workers have ended. Whoever calls `resume` adds in the same step every
+        key that there is: that makes up for all that was ignored.
+        """
+        self._paused = True
+        self._schedule.clear()
+        self._stop_timer()
+
+    def resume(self) -> None:
+        """Workers begin: take keys again."""
+        self._paused = False
 
     # Taking -------------------------------------------------------------------------------------
 
@@ -133,9 +166,7 @@ class WorkQueue:
     def shut_down(self) -> None:
         """Refuse new keys and forget deadlines; workers drain what is ready, then end."""
         self._schedule.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -167,6 +198,11 @@ class WorkQueue:
         delay = max(due - now, _SHORTEST_TIMER)
         self._timer_due = due
         self._timer = asyncio.get_running_loop().call_later(delay.total_seconds(), self._fire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _fire(self) -> None:
         self._timer = None

@@ -212,6 +212,15 @@ class Schedule:
             self._ready[again.priority][key] = again.since
         return now - started, again is not None
 
+    def clear(self) -> None:
+        """Forget every key that waits, and every failure. Keys in work stay until they are done."""
+        for line in self._ready:
+            line.clear()
+        self._again.clear()
+        self._due.clear()
+        self._heap.clear()
+        self._failures.clear()
+
     def close(self) -> None:
         """Refuse what is new and drop the deadlines; what is ready may still be taken."""
         self.closed = True
