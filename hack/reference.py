@@ -196,6 +196,8 @@ SETTINGS = {
     "leader.retry_period": "Pause between renewals, and between attempts to become the leader.",
     "leader.stop_timeout": "How long work may take to stop when leadership is lost; then the "
     "process ends.",
+    "leader.release_timeout": "How long a leader that leaves tries to free the Lease; else it "
+    "expires.",
     "heartbeat.default_timeout": "How long a renewal counts, where the Lease names no duration.",
     "heartbeat.least_timeout": "Least duration that a Lease may name; shorter ones are raised.",
     "heartbeat.most_timeout": "Longest duration that a Lease may name; longer ones are cut.",
@@ -232,6 +234,7 @@ SETTINGS = {
     "life.no_attempt_limit": "`/healthz` fails when a reflector has no watch and has tried "
     "nothing for so long.",
     "life.drain": "How long a stop waits for the reconciles in hand.",
+    "life.last_events": "How long it then waits for Events that are not written yet.",
 }
 
 

@@ -53,14 +53,16 @@ class LeaderSettings:
     retry_period: timedelta = timedelta(seconds=2)
     stop_timeout: timedelta = timedelta(seconds=10)
     """How long the work may take to stop once leadership is lost."""
+    release_timeout: timedelta = timedelta(seconds=1)
+    """How long a leader that leaves tries to free the lease; if that fails, it expires."""
 
     def __post_init__(self) -> None:
         if self.lease_duration <= self.renew_deadline:
             raise ValueError("the lease duration must be longer than the renew deadline")
         if self.renew_deadline <= JITTER * self.retry_period:
             raise ValueError(f"the renew deadline must exceed {JITTER} times the retry period")
-        if self.retry_period <= ZERO or self.stop_timeout <= ZERO:
-            raise ValueError("the retry period and the stop timeout must be positive")
+        if min(self.retry_period, self.stop_timeout, self.release_timeout) <= ZERO:
+            raise ValueError("the retry period and the timeouts must be positive")
 
     @property
     def attempt_timeout(self) -> timedelta:
@@ -261,12 +263,12 @@ class LeaderElector:
             await self._renew_until_lost(work)
         finally:
             ended = work.done()
-            held = self.is_leader
             await self._stop(work)
+            left = ZERO if self._deadline is None else self._deadline - self._clock.boottime()
             self._deadline = None
             self._report(leading=False)
-            if held:
-                await self._release()
+            if left > ZERO:
+                await self._release(min(left, self._settings.release_timeout))
             self._log.info("not leading any more")
         if ended:
             work.result()
@@ -335,10 +337,10 @@ class LeaderElector:
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._log.warning("the work failed while stopping", why=repr(error))
 
-    async def _release(self) -> None:
-        """Leave the lease free. If that fails, it expires."""
+    async def _release(self, within: timedelta) -> None:
+        """Leave the lease free, now that nothing of the work runs. If that fails, it expires."""
         try:
-            async with asyncio.timeout(self._settings.attempt_timeout.total_seconds()):
+            async with asyncio.timeout(within.total_seconds()):
                 await self._client.update(LEASES, released(self._lease, self._clock.now()))
         except (ApiError, TimeoutError) as error:
             self._log.info("lease not released, it will expire", why=str(error) or "timeout")

@@ -293,6 +293,64 @@ async def test_leaving_hands_over_at_once(admin: KubeClient, namespace: str) -> 
     assert found["leaseDurationSeconds"] == 1
 
 
+async def test_leaving_a_server_that_hangs_is_quick(
+    proxied: KubeClient, proxy: FaultProxy, namespace: str
+) -> None:
+    one = contender(proxied, namespace, "only", PATIENT)
+    task = asyncio.ensure_future(one.elector.run(one.work))
+    await one.leads()
+    with proxy.playing(Swallow(), "^PUT"):
+        task.cancel()
+        _, running = await asyncio.wait({task}, timeout=PATIENT.attempt_timeout.total_seconds() / 3)
+    assert not running, "the release is bounded by its own timeout, not by that of a renewal"
+    assert one.ended == 1
+
+
+async def test_the_lease_is_freed_only_when_the_work_has_ended(
+    admin: KubeClient, namespace: str
+) -> None:
+    one = contender(admin, namespace, "only", PATIENT)
+    asked, release = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        one.began += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asked.set()
+            await release.wait()
+            one.elector.check_can_write()  # what is in hand may still be written
+
+    task = asyncio.ensure_future(one.elector.run(slow))
+    await eventually(lambda: one.began == 1, "it leads")
+    task.cancel()
+    await asked.wait()
+    assert (await spec(admin, namespace))["holderIdentity"] == "only"
+    release.set()
+    await asyncio.wait({task})
+    assert (await spec(admin, namespace))["holderIdentity"] == ""
+
+
+async def test_a_lease_that_ran_out_while_the_work_stopped_is_not_touched(
+    admin: KubeClient, namespace: str
+) -> None:
+    clock = FakeClock()
+    one = contender(admin, namespace, "laptop", PATIENT, clock)
+
+    async def sleepy() -> None:
+        one.began += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            clock.suspend(PATIENT.renew_deadline)
+
+    task = asyncio.ensure_future(one.elector.run(sleepy))
+    await eventually(lambda: one.began == 1, "it leads")
+    task.cancel()
+    await asyncio.wait({task})
+    assert (await spec(admin, namespace))["holderIdentity"] == "laptop"
+
+
 async def test_a_deleted_lease_is_a_lost_one(admin: KubeClient, namespace: str) -> None:
     async with running(contender(admin, namespace, "only", PATIENT)) as only:
         await only.leads()

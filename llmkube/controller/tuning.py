@@ -60,8 +60,11 @@ class LifeSettings:
     of 30 s, and nearly all of an event's cost is waking up for it."""
     no_attempt_limit: timedelta = timedelta(minutes=3)
     """`/healthz` fails when a reflector has had no stream and made no attempt for so long."""
-    drain: timedelta = timedelta(seconds=8)
+    drain: timedelta = timedelta(seconds=7)
     """How long a stop waits for the reconciles in hand."""
+    last_events: timedelta = timedelta(seconds=1)
+    """How long a stop then waits for Events that are not written yet. With `leader.release_timeout`
+    and the end of open scrapes that makes 10 s in all, half of the Deployment's grace period."""
 
 
 @dataclass(frozen=True, slots=True)
