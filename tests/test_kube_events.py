@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from devcluster.controlplane import ControlPlane
 from llmkube.clock import SystemClock
@@ -130,15 +132,31 @@ async def test_an_event_that_is_refused_is_dropped_and_the_next_one_told(
     assert await told(admin, about)
 
 
-async def test_who_may_not_write_drops(admin: KubeClient, about: ObjectRef) -> None:
+async def test_who_may_not_write_drops_and_is_silent(admin: KubeClient, about: ObjectRef) -> None:
     def closed() -> None:
         raise NotLeader("not the leader")
 
     events = recorder(admin)
     admin.write_gate = closed
     events.event(about, "Normal", "Seen", "Observe", "x")
-    await events.flush()
+    with capture_logs() as records:
+        await events.flush()
     assert events.dropped == 1
+    assert records == []
+
+
+async def test_a_last_flush_beside_the_loop_tells_nothing_twice(
+    proxy: FaultProxy, admin: KubeClient, about: ObjectRef
+) -> None:
+    async with KubeClient(await load_access(proxy.admin_kubeconfig), clock=SystemClock()) as client:
+        events = recorder(client)
+        with proxy.frozen(WRITES):
+            async with background(events.run()):
+                events.event(about, "Normal", "Seen", "Observe", "x")
+                await eventually(lambda: proxy.count(WRITES), "the loop is writing it")
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(events.flush(), 0.3)
+            assert proxy.count(WRITES) == 1
 
 
 async def test_a_busy_server_is_left_alone_for_a_while(

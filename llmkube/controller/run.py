@@ -14,7 +14,7 @@ import signal
 import socket
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -150,24 +150,37 @@ class Process:
 
     async def _work(self) -> None:
         """All controllers, each as soon as its own caches are there."""
-        async with asyncio.TaskGroup() as tasks:
-            for controller in self._parts.controllers:
-                tasks.create_task(self._control(controller), name=controller.name)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for controller in self._parts.controllers:
+                    tasks.create_task(self._control(controller), name=controller.name)
+        finally:
+            await self._tell_the_rest()
+
+    async def _tell_the_rest(self) -> None:
+        """The last Events of this term, while the write gate may still be open."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.tuning.life.last_events.total_seconds()):
+                await self._recorder.flush()
 
     async def _control(self, controller: Controller) -> None:
         for informer in controller.informers:
             await informer.wait_synced()
+        tuning = self._options.tuning
+        controller.queue.resume()  # with the next line in one step: no change falls between
         controller.enqueue_all()
         _log.info("controller started", controller=controller.name)
-        tuning = self._options.tuning
-        await run_workers(
-            controller.queue,
-            controller.reconcile,
-            concurrency=tuning.queue.workers,
-            log=_log,
-            metrics=self._metrics.reconcile(controller.name),
-            drain=tuning.life.drain,
-        )
+        try:
+            await run_workers(
+                controller.queue,
+                controller.reconcile,
+                concurrency=tuning.queue.workers,
+                log=_log,
+                metrics=controller.metrics,
+                drain=tuning.life.drain,
+            )
+        finally:
+            controller.queue.pause()
 
     # Being asked --------------------------------------------------------------------------------
 

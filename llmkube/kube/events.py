@@ -19,6 +19,7 @@ from llmkube.kube.errors import (
     AlreadyExists,
     ApiError,
     NotFound,
+    NotLeader,
     TooManyRequests,
     Unauthorized,
     Unavailable,
@@ -51,6 +52,7 @@ class EventRecorder:
         self._book = EventBook()
         self._news = asyncio.Event()
         self._not_before = ZERO
+        self._writing = asyncio.Lock()
 
     @property
     def dropped(self) -> int:
@@ -78,12 +80,16 @@ class EventRecorder:
             await self._wait()
 
     async def flush(self) -> None:
-        """Write what is due now, unless the API server is busy or away. Never raises ApiError."""
-        now = self._clock.now().mono
-        for series in self._book.ready(now):
-            if now < self._not_before:
-                return
-            await self._write(series)
+        """Write what is due now, unless the API server is busy or away. Never raises ApiError.
+
+        May be called while `run` writes, too: for the last Events before a stop.
+        """
+        async with self._writing:
+            now = self._clock.now().mono
+            for series in self._book.ready(now):
+                if now < self._not_before:
+                    return
+                await self._write(series)
 
     async def _wait(self) -> None:
         """Until there is something to write: news, or a series whose time has come."""
@@ -104,6 +110,8 @@ class EventRecorder:
             await self._send(series)
         except (Unavailable, TooManyRequests, Unauthorized) as error:
             self._later(series, error)
+        except NotLeader:  # whoever leads now sees for itself what there is to tell
+            self._book.give_up(series)
         except ApiError as error:
             log.warning(
                 "event refused",
