@@ -19,7 +19,7 @@ from llmkube.kube.config import load_access
 from llmkube.kube.resources import EVENTS
 from tests.conftest import ClientFor
 from tests.support.background import background
-from tests.support.faultproxy import WATCHES, WRITES, Drop, FaultProxy
+from tests.support.faultproxy import WATCHES, WRITES, Answer, Drop, FaultProxy, status_body
 from tests.support.hubs import PHASES, Site, leading, phases, running_hub
 from tests.support.wait import eventually
 
@@ -305,6 +305,21 @@ async def test_who_died_while_the_hub_was_blind_is_demoted_after_the_calm(
             await asyncio.sleep(5 * INTERVAL.total_seconds())
             assert await site.phase() == "Connected"
         await becomes(site, "Stale", within=5 * INTERVAL + SOON)
+
+
+async def test_a_demotion_that_was_refused_once_is_not_forgotten(
+    proxied: KubeClient, proxy: FaultProxy, make_site: MakeSite
+) -> None:
+    refusals = r"^PATCH .*/status"
+    async with running_hub(proxied):
+        site = await make_site()
+        await site.push()
+        await becomes(site, "Connected")
+        proxy.forget()
+        with proxy.playing(Answer(422, status_body(422, "Invalid")), refusals):
+            await eventually(lambda: proxy.count(refusals) == 1, "a policy refuses the write")
+        await site.push()  # once more, then it is dead for good
+        await becomes(site, "Unreachable", within=12 * INTERVAL + SOON)
 
 
 # Many sites --------------------------------------------------------------------------------------

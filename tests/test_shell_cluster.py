@@ -330,10 +330,12 @@ async def test_events_go_out_after_the_write_and_the_key_comes_back(world: World
     assert world.reconciler.told == ["Tested"]
 
 
-async def test_a_refused_status_announces_nothing_and_is_not_retried(world: World) -> None:
-    world.always({"conditions": [condition("Maybe")]}, events=(NOTE,))
-    with pytest.raises(TerminalError, match="Apply config/crd again"):
+async def test_a_refused_status_announces_nothing_and_keeps_its_deadline(world: World) -> None:
+    at = timedelta(days=9)
+    world.always({"conditions": [condition("Maybe")]}, events=(NOTE,), wake_at=at)
+    with pytest.raises(TerminalError, match="Apply config/crd again") as refused:
         await world.reconciler.reconcile(world.key)
+    assert refused.value.wake_at == at
     assert world.reconciler.told == []
     assert world.reconciler.acted == []
 

@@ -126,17 +126,32 @@ async def test_a_conflict_is_tried_again_at_once() -> None:
 
 
 @virtual
-async def test_a_terminal_error_is_counted_logged_and_not_repeated() -> None:
+async def test_a_terminal_error_is_counted_logged_and_tried_again_after_the_longest_back_off() -> (
+    None
+):
     bench = Bench(Unavailable("no"), TerminalError("spec.hostIP is no address: correct it"))
     async with background(bench.work()):
         bench.queue.add("a")
+        await asyncio.sleep(999)
+        assert len(bench.runs) == 2
         await asyncio.sleep(5000)
-    assert len(bench.runs) == 2
+    assert len(bench.runs) == 3, "once more, and it went well"
+    assert bench.runs[2] - bench.runs[1] == pytest.approx(1000, abs=0.01)
     assert bench.queue.failures("a") == 0
     assert bench.count("controller_runtime_terminal_reconcile_errors_total") == 1
     assert bench.results("error") == 2
     assert bench.log.lines[-1][0] == "error"
     assert "correct it" in bench.log.lines[-1][2]["why"]
+
+
+@virtual
+async def test_a_terminal_error_does_not_cost_a_deadline() -> None:
+    bench = Bench(TerminalError("refused", wake_at=70 * SECOND))
+    async with background(bench.work()):
+        bench.queue.add("a")
+        await asyncio.sleep(5000)
+    assert bench.runs[1:] == [pytest.approx(70, abs=0.002)]
+    assert bench.count("controller_runtime_terminal_reconcile_errors_total") == 1
 
 
 @virtual

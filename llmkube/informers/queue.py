@@ -101,7 +101,7 @@ class WorkQueue:
         return self._cap
 
     def forget(self, key: str) -> None:
-        """End the key's back-off: it succeeded, failed for good, or its object is gone."""
+        """End the key's back-off: it succeeded, a retry would not help, or its object is gone."""
         self._schedule.forget(key)
 
     def failures(self, key: str) -> int:

@@ -4,7 +4,8 @@
 |-----------------------------------------|------------------------------------------------------|
 | returned `Outcome()`                    | its back-off is forgotten                            |
 | returned `Outcome(wake_at=…)`           | forgotten, and run again at that instant             |
-| raised `TerminalError`                  | counted, logged, forgotten: a retry would not help   |
+| raised `TerminalError`                  | counted, logged; run again at its `wake_at`, or      |
+|                                         | after the longest back-off: it may have been mended  |
 | raised an `ApiError`                    | run again after its back-off, or its `retry_after`   |
 | raised anything else, or ran too long   | counted and logged with its traceback, then the same |
 
@@ -42,7 +43,15 @@ DONE = Outcome()
 
 
 class TerminalError(Exception):
-    """A run that ended badly and would end so again until something changes: no retry."""
+    """A run that ended badly and would end so again until something changes.
+
+    What changes may be nothing that we watch (a policy, a webhook), so the key is not given up:
+    it comes back after the longest back-off, or at `wake_at` (monotonic) if that is sooner.
+    """
+
+    def __init__(self, why: str, *, wake_at: timedelta | None = None) -> None:
+        super().__init__(why)
+        self.wake_at = wake_at
 
 
 class Log(Protocol):
@@ -176,8 +185,15 @@ class _Pool:
     def _give_up(self, key: str, error: TerminalError) -> None:
         self._queue.forget(key)
         self._metrics.terminal_error()
+        delay = self._queue.add_after_cap(key)
+        if error.wake_at is not None:
+            self._queue.add_at(key, error.wake_at)
         self._log.error(
-            "reconcile failed for good", queue=self._queue.name, key=key, why=str(error)
+            "reconcile failed until something is corrected",
+            queue=self._queue.name,
+            key=key,
+            why=str(error),
+            again_in=str(delay),
         )
 
     def _retry(self, key: str, error: ApiError) -> None:

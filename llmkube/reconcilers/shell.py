@@ -7,7 +7,7 @@ not all there is to do, what else follows (`act`). The shell does the rest, alik
 * a decision that demotes is made once more on what a live read of the evidence says;
 * a status is written only if it changes something; a 409 means: read live and decide again;
 * Events go out after the write that they tell of, so that a failed write announces nothing;
-* the key comes back at `wake_at`.
+* the key comes back at `wake_at`, even if the API server refuses its status.
 
 Errors leave it as they are: `informers.worker` owns the retry policy. Read `status` for how a
 status is written, then `federatedcluster`, the simplest of the reconcilers.
@@ -118,6 +118,8 @@ class Shell(ABC, Generic[S, D]):
                 return await self._apply(key, seen, decision, now)
             except Conflict:
                 live |= Live.TARGET
+            except TerminalError as error:  # what was refused must not cost the next deadline
+                raise TerminalError(str(error), wake_at=decision.wake_at) from error
         raise Conflict(f"{key} changes faster than its status can be written", status=409)
 
     async def _apply(self, key: str, seen: S, decision: D, now: Now) -> Outcome:
