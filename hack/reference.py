@@ -233,6 +233,7 @@ SETTINGS = {
     "life.lease_coalescing": "Lease events are gathered for so long before they are read.",
     "life.no_attempt_limit": "`/healthz` fails when a reflector has no watch and has tried "
     "nothing for so long.",
+    "life.loop_stall_limit": "`/healthz` fails when the event loop is stuck for so long.",
     "life.drain": "How long a stop waits for the reconciles in hand.",
     "life.last_events": "How long it then waits for Events that are not written yet.",
 }

@@ -1,18 +1,25 @@
 """The HTTP endpoints that kubelet and Prometheus ask: /healthz, /readyz, /metrics.
 
 A check is a function that returns None when all is well, else a sentence that says what is not.
-`/healthz` and `/readyz` answer in the form that Kubernetes' own components use. Metrics are
-rendered in a thread, so that a scrape of ten thousand objects does not delay a heartbeat.
+`/healthz` and `/readyz` answer in the form that Kubernetes' own components use. The controller serves
+them from a thread (`serving_apart`), because an event loop that is stuck cannot say so itself: a
+`LoopPulse` beats in it, and the thread sees the beat fail to come. Metrics are rendered in a
+thread, so that a scrape of ten thousand objects does not delay a heartbeat.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 from aiohttp import web
+
+from llmkube.clock import Clock
 
 Check = Callable[[], str | None]
 Render = Callable[[], tuple[bytes, str]]
@@ -67,6 +74,32 @@ class Checks:
         return web.Response(text="\n".join(lines) + "\n", status=500 if failing else 200)
 
 
+class LoopPulse:
+    """Beats in the event loop, so that other threads can tell whether it is stuck.
+
+    `limit` is how long it may be. Run `beat` as a task of the loop; `complaint` is the check.
+    """
+
+    def __init__(self, clock: Clock, limit: timedelta) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._every = min(limit / 10, timedelta(seconds=1))
+        self._last = clock.now().mono
+
+    async def beat(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._last = self._clock.now().mono
+            await asyncio.sleep(self._every.total_seconds())
+
+    def complaint(self) -> str | None:
+        """What is wrong. Any thread may ask."""
+        # The last beat came up to one pause before the loop got stuck.
+        if self._clock.now().mono - self._last <= self._limit + self._every:
+            return None
+        return f"the event loop has been stuck for more than {self._limit.total_seconds():g} s"
+
+
 def metrics_routes(render: Render) -> list[web.RouteDef]:
     """The route that Prometheus scrapes."""
 
@@ -98,3 +131,34 @@ async def serving(address: BindAddress | None, routes: list[web.RouteDef]) -> As
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving_apart(
+    address: BindAddress | None, routes: list[web.RouteDef]
+) -> AsyncIterator[int]:
+    """As `serving`, from a thread of its own: it answers even while the caller's loop is stuck.
+
+    What the routes call must be safe to call from another thread.
+    """
+    with _loop_in_a_thread() as run_there:
+        server = serving(address, routes)
+        port = await run_there(server.__aenter__())
+        try:
+            yield port
+        finally:
+            await run_there(server.__aexit__(None, None, None))
+
+
+@contextmanager
+def _loop_in_a_thread() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]]:
+    """Gives a function that runs a coroutine in a thread's event loop, to be awaited here."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="health", daemon=True)
+    thread.start()
+    try:
+        yield lambda work: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

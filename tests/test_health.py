@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import threading
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from pathlib import Path
+
 import aiohttp
 import pytest
+import yaml
 
-from llmkube.health import BadAddress, BindAddress, Checks, health_routes, metrics_routes, serving
+from llmkube.clock import SystemClock
+from llmkube.controller.tuning import Tuning
+from llmkube.health import (
+    BadAddress,
+    BindAddress,
+    Checks,
+    LoopPulse,
+    health_routes,
+    metrics_routes,
+    serving,
+    serving_apart,
+)
+from tests.support.background import background
+from tests.support.clock import FakeClock
+from tests.support.wait import eventually
+
+LOOPBACK = BindAddress("127.0.0.1", 0)
+MANIFEST = Path(__file__).resolve().parent.parent / "config" / "manager" / "deployment.yaml"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +76,55 @@ async def test_metrics_keep_the_content_type_of_the_exposition() -> None:
 async def test_zero_does_not_listen() -> None:
     async with serving(None, []) as port:
         assert port == 0
+
+
+def test_a_loop_is_stuck_once_it_has_not_beaten_for_longer_than_the_limit() -> None:
+    clock = FakeClock()
+    pulse = LoopPulse(clock, timedelta(seconds=10))
+    clock.advance(timedelta(seconds=11))  # up to a second of it before it got stuck
+    assert pulse.complaint() is None
+    clock.advance(timedelta(milliseconds=1))
+    assert pulse.complaint() == "the event loop has been stuck for more than 10 s"
+
+
+async def test_a_stuck_loop_is_told_while_it_is_stuck_and_forgiven_afterwards() -> None:
+    pulse, live = LoopPulse(SystemClock(), timedelta(milliseconds=200)), Checks()
+    live.add("event-loop", pulse.complaint)
+    routes = health_routes(live, Checks())
+    async with background(pulse.beat()), serving_apart(LOOPBACK, routes) as port:
+        await eventually(lambda: _is_well(port), "it is well")
+        told: list[str] = []
+        asker = threading.Thread(target=_ask_until_it_fails, args=(port, told), daemon=True)
+        asker.start()
+        asker.join(60)  # which blocks the loop
+        assert told[-1].startswith("[-]event-loop failed: the event loop has been stuck")
+        await eventually(lambda: _is_well(port), "it is well again")
+
+
+async def test_an_address_that_is_taken_is_told_by_the_thread_too() -> None:
+    async with serving_apart(LOOPBACK, []) as port:
+        with pytest.raises(OSError, match="in use"):
+            async with serving_apart(BindAddress("127.0.0.1", port), []):
+                pass
+
+
+def test_no_probe_gives_up_before_the_loop_counts_as_stuck() -> None:
+    (container,) = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]["spec"]["containers"]
+    patience = timedelta(seconds=container["livenessProbe"]["timeoutSeconds"])
+    assert patience >= Tuning().life.loop_stall_limit
+
+
+async def _is_well(port: int) -> bool:
+    return await _get(port, "/healthz") == (200, "ok")
+
+
+def _ask_until_it_fails(port: int, told: list[str]) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10).close()
+        except urllib.error.HTTPError as error:
+            told.append(error.read().decode())
+            return
 
 
 async def _get(port: int, path: str) -> tuple[int, str]:

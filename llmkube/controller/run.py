@@ -25,7 +25,14 @@ from llmkube.api.names import CONTROLLER_ACCOUNT
 from llmkube.clock import Clock, SystemClock
 from llmkube.controller.options import ControllerName, Options
 from llmkube.controller.parts import Controller, Parts
-from llmkube.health import Checks, health_routes, metrics_routes, serving
+from llmkube.health import (
+    Checks,
+    LoopPulse,
+    health_routes,
+    metrics_routes,
+    serving,
+    serving_apart,
+)
 from llmkube.informers.informer import Informer
 from llmkube.informers.memory import freeze_after_sync
 from llmkube.informers.worker import run_workers
@@ -102,6 +109,7 @@ class Process:
         self.identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         self._recorder = EventRecorder(client, clock, CONTROLLER_ACCOUNT, self.identity)
         self._parts = Parts(options, client, self._recorder, metrics, clock)
+        self._pulse = LoopPulse(clock, options.tuning.life.loop_stall_limit)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Everything, until `stop` is set."""
@@ -125,6 +133,7 @@ class Process:
         informers = self._parts.informers.values()
         return [
             *((f"informer-{one.resource.plural}", one.run()) for one in informers),
+            ("pulse", self._pulse.beat()),
             ("events", self._recorder.run()),
             ("freeze", freeze_after_sync([one.wait_synced for one in informers])),
             ("whoami", self._check_identity()),
@@ -188,15 +197,17 @@ class Process:
     async def _serving(self) -> AsyncIterator[None]:
         options = self._options
         live, ready = self._checks()
+        health = health_routes(live, ready)
         async with (
             serving(options.metrics_bind_address, metrics_routes(self._render)) as metrics_port,
-            serving(options.health_probe_bind_address, health_routes(live, ready)) as health_port,
+            serving_apart(options.health_probe_bind_address, health) as health_port,
         ):
             _log.info("listening", metrics_port=metrics_port, health_port=health_port)
             yield
 
     def _checks(self) -> tuple[Checks, Checks]:
         live, ready = Checks(), Checks()
+        live.add("event-loop", self._pulse.complaint)
         limit = self._options.tuning.life.no_attempt_limit
         for name, informer in self._parts.informers.items():
             live.add(f"reflector-{name}", partial(informer.view.complaint, limit))

@@ -60,6 +60,8 @@ class LifeSettings:
     of 30 s, and nearly all of an event's cost is waking up for it."""
     no_attempt_limit: timedelta = timedelta(minutes=3)
     """`/healthz` fails when a reflector has had no stream and made no attempt for so long."""
+    loop_stall_limit: timedelta = timedelta(seconds=10)
+    """`/healthz` fails when the event loop is stuck for longer."""
     drain: timedelta = timedelta(seconds=7)
     """How long a stop waits for the reconciles in hand."""
     last_events: timedelta = timedelta(seconds=1)
