@@ -278,7 +278,9 @@ async def test_silence_counts_from_the_last_sign_of_life() -> None:
     server.faults.extend([None, Fault.SILENT, Fault.REFUSED])  # type: ignore[list-item]
     async with background(made.run()):
         await asyncio.sleep(60)
-        assert not made.view.catching_up(made.view._clock.now().mono), "a start shows a list"
+        assert not made.view.catching_up("ns/a", made.view._clock.now().mono), (
+            "a start shows a list"
+        )
         opened = since(made.view.up_since)
         await asyncio.sleep(12)
         assert not made.view.up
@@ -288,8 +290,8 @@ async def test_silence_counts_from_the_last_sign_of_life() -> None:
         assert made.view.last_outage > timedelta(seconds=70)
         back = made.view.up_since
         assert back is not None
-        assert made.view.catching_up(back)
-        assert not made.view.catching_up(back + timedelta(seconds=5))
+        assert made.view.catching_up("ns/a", back)
+        assert not made.view.catching_up("ns/a", back + timedelta(seconds=5))
     assert [up for _, up in states] == [True, False, True]
 
 

@@ -153,7 +153,7 @@ class Informer(Generic[T]):
                 source,
                 self,
                 decoder,
-                self.view.add_watch(source.name),
+                self.view.add_watch(source.name, scope),
                 clock=clock,
                 settings=settings,
                 metrics=metrics,

@@ -1,9 +1,11 @@
 """How well an informer sees: what liveness and health checks are allowed to conclude.
 
 `rules.calm.Sight` needs to know when a watch was down, for how long, and when it came back; a
-liveness probe needs to know that every reflector still tries. Both are kept here. A blindness is
+liveness probe needs to know that every reflector still tries. Both are kept here, for each watch by
+itself: a namespace that we may not read any more says nothing about the others. A blindness is
 dated from the last sign of life: a stream that was found silent was blind since its last byte, and
-a stream that opened and ended at once without a word was no sight at all.
+a stream that opened and ended at once without a word was no sight at all. A stream can be open and
+blind, too: then a request that goes unanswered tells (`WatchView.stalled`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ from llmkube.rules.calm import FOREVER, Sight
 CATCH_UP = timedelta(seconds=5)
 """A watch that resumes shows everything that it missed at once; that is over after so long."""
 
+LONG_SILENCE = timedelta(seconds=60)
+"""Bookmarks come each minute, so what comes after a longer silence may have waited: for a server
+that hung, or for us to be woken."""
+
 
 class WatchView:
     """One reflector's share of a View; the reflector reports, everybody may read.
@@ -25,25 +31,30 @@ class WatchView:
     """
 
     __slots__ = (
-        "_blind_before",
-        "_view",
+        "_before_opening",
+        "_changed",
+        "_resumed_at",
         "alive",
         "attempted_at",
-        "down_since",
         "heard_at",
         "name",
         "opened_at",
+        "sight",
     )
 
-    def __init__(self, view: View, name: str, now: timedelta) -> None:
-        self._view = view
+    def __init__(self, name: str, now: timedelta, changed: Callable[[], None]) -> None:
         self.name = name
         self.alive = True
         self.attempted_at = now
         self.heard_at: timedelta | None = None
         self.opened_at: timedelta | None = None
-        self.down_since: timedelta | None = now
-        self._blind_before: timedelta | None = now
+        self.sight = Sight(down_since=now)
+        """For the calm rule; replaced whenever the watch goes down or comes back."""
+        self._before_opening = self.sight
+        self._resumed_at: timedelta | None = None
+        self._changed = changed
+
+    # What the reflector reports -----------------------------------------------------------------
 
     def ended(self) -> None:
         """The reflector's task is over: nobody tries any more."""
@@ -55,13 +66,16 @@ class WatchView:
 
     def opened(self, now: timedelta) -> None:
         """The stream is open."""
-        self._blind_before = self.down_since
+        self._before_opening = self.sight
         self.opened_at = self.heard_at = now
-        self.down_since = None
-        self._view.refresh(now)
+        if self.sight.outages:  # a start shows a list
+            self._resumed_at = now
+        self._see(self.sight.regained(now))
 
     def heard(self, now: timedelta) -> None:
         """An event, a bookmark, or a part of one has come."""
+        if self.heard_at is not None and now - self.heard_at > LONG_SILENCE:
+            self._resumed_at = now
         self.heard_at = now
 
     def closed(self, now: timedelta, *, silent: bool = False, short: bool = False) -> None:
@@ -69,44 +83,78 @@ class WatchView:
         if self.opened_at is None:
             return
         self.opened_at = None
-        self.down_since = now
-        if silent:
-            self.down_since = self.heard_at
+        if silent and self.heard_at is not None:
+            self._see(self.sight.lost(self.heard_at))
         elif short:
-            self.down_since = self._blind_before
-        self._view.refresh(now)
+            self._see(self._before_opening)
+        else:
+            self._see(self.sight.lost(now))
+
+    def stalled(self, since: timedelta, now: timedelta) -> None:
+        """The API server answered nothing from `since` to `now`: whoever sent something in that
+        time sent it in vain, however open our stream is."""
+        if self.sight.down_since is None:
+            self._see(self.sight.lost(since).regained(now))
+
+    def _see(self, sight: Sight) -> None:
+        before, self.sight = self.sight, sight
+        if sight is not before:
+            self._changed()
+
+    # What may be concluded ----------------------------------------------------------------------
+
+    def catching_up(self, now: timedelta) -> bool:
+        """Whether what the watch shows may be what we missed while it was down or silent (after
+        a start it is not: that shows a list)."""
+        return self._resumed_at is not None and now - self._resumed_at < CATCH_UP
 
 
 class View:
-    """The sight of a whole informer: up while each of its watches is."""
+    """The sight of a whole informer, by namespace if its watches are."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._watches: list[WatchView] = []
+        self._by_scope: dict[str, WatchView] = {}
         self._listeners: list[Callable[[], None]] = []
-        self.sight = Sight(down_since=clock.now().mono)
-        """For the calm rule; replaced whenever the watch goes down or comes back."""
 
-    def add_watch(self, name: str) -> WatchView:
-        """One more reflector that this view depends on."""
-        watch = WatchView(self, name, self._clock.now().mono)
+    def add_watch(self, name: str, scope: str | None = None) -> WatchView:
+        """One more reflector that this view depends on: of that namespace, None for all."""
+        watch = WatchView(name, self._clock.now().mono, self._sight_changed)
         self._watches.append(watch)
+        if scope is not None:
+            self._by_scope[scope] = watch
         return watch
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time `sight` changes: what was held back can be decided again."""
+        """Call `listener` each time a sight changes: what was held back can be decided again."""
         self._listeners.append(listener)
 
-    def refresh(self, now: timedelta) -> None:
-        """Take what the reflectors have reported into `sight`."""
-        down = [w.down_since for w in self._watches if w.down_since is not None]
-        before = self.sight
-        self.sight = before.lost(min(down)) if down else before.regained(now)
-        if self.sight is not before:
-            for listener in self._listeners:
-                listener()
+    def _sight_changed(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     # For the calm rule --------------------------------------------------------------------------
+
+    def watch_of(self, key: str) -> WatchView:
+        """The watch that shows the object "namespace/name" (or "name")."""
+        if not self._by_scope:
+            return self._watches[0]
+        return self._by_scope[key.partition("/")[0]]
+
+    def sight_of(self, key: str) -> Sight:
+        """How well we see that object."""
+        return self.watch_of(key).sight
+
+    def catching_up(self, key: str, now: timedelta) -> bool:
+        """Whether what is shown of that object now may have waited for us: see WatchView."""
+        return self.watch_of(key).catching_up(now)
+
+    @property
+    def sight(self) -> Sight:
+        """The sight of the watch that sees least: the one that is down for longest, else the one
+        that came back last."""
+        return min((watch.sight for watch in self._watches), key=_clarity)
 
     @property
     def up(self) -> bool:
@@ -115,7 +163,7 @@ class View:
 
     @property
     def down_since(self) -> timedelta | None:
-        """Since when nothing was seen, None while the watch is up."""
+        """Since when nothing was seen, None while all watches are up."""
         return self.sight.down_since
 
     @property
@@ -127,13 +175,6 @@ class View:
     def last_outage(self) -> timedelta:
         """How long it had been down when it came back last; FOREVER at the start."""
         return self.sight.outages[-1].length if self.sight.outages else FOREVER
-
-    def catching_up(self, now: timedelta) -> bool:
-        """Whether what the watch shows may be what we missed while it was down (after a start
-        it is not: that shows a list)."""
-        if self.up_since is None or self.last_outage == FOREVER:
-            return False
-        return now - self.up_since < CATCH_UP
 
     # For health and metrics ---------------------------------------------------------------------
 
@@ -167,6 +208,13 @@ class View:
             if watch.opened_at is None and now - watch.attempted_at > limit:
                 return f"the reflector of {watch.name} has no stream and does not try to get one"
         return None
+
+
+def _clarity(sight: Sight) -> tuple[bool, timedelta]:
+    """The least of these sees least."""
+    if sight.down_since is not None:
+        return False, sight.down_since
+    return True, -sight.outages[-1].ended
 
 
 def age(view: View, clock: Clock) -> timedelta | None:

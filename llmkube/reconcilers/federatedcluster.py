@@ -90,7 +90,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
             self.forget(change.key)
             return
         before = self.book.get(change.key)
-        late = self._clusters.view.catching_up(change.at.mono)
+        late = self._clusters.view.catching_up(change.key, change.at.mono)
         sighting = self._sighting(new, first_sight=change.first_sight, late=late)
         record = self.book.observe(new.metadata, sighting, change.at)
         if not self._goes_on(change.old, new, before, record, change.at):
@@ -144,7 +144,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         facts = PhaseFacts(
             cluster=cluster,
             record=record,
-            sight=self._clusters.view.sight,
+            sight=self._clusters.view.sight_of(key),
             skew_announced=record is not None and self._announced.has(record.uid),
         )
         return Seen(Target.of(cluster, cluster.status), facts)

@@ -143,7 +143,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             before = after = None
         else:
             before = self.book.get(change.key)
-            late = self._leases.view.catching_up(now.mono)
+            late = self._leases.view.catching_up(change.key, now.mono)
             sighting = self._sighting(new, first_sight=change.first_sight, late=late)
             after = self.book.observe(new.metadata, sighting, now)
             if after is before and change.old is not None:
@@ -228,7 +228,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             record=record,
             account=await self._account(node, live),
             mirror=self._mirrors.get(_lease_key(node), None if lease is None else lease.report),
-            calm_until=self._leases.view.sight.calm_until(period, ZERO),
+            calm_until=self._leases.view.sight_of(key).calm_until(period, ZERO),
             last_write=self._last_writes.get(key),
             skew_announced=record is not None and self._announced.has(record.uid),
         )

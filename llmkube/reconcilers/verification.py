@@ -180,7 +180,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             if pod is None or Live.EVIDENCE in live:
                 pod = await self._live_pod(node, book.pod_uid)
                 gone = pod is None
-        calm = self._view.sight.calm_until(self._settings.checks.reverify, ZERO)
+        calm = self._view.sight_of(key).calm_until(self._settings.checks.reverify, ZERO)
         seen = Seen(node, report_text(lease), pod, gone, calm, self._memory.get(key))
         return Sight(Target.of(node, node.status), seen, pods)
 

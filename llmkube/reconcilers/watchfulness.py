@@ -42,12 +42,13 @@ class Deferred:
 
     def note(self, key: str, wake_at: timedelta | None) -> None:
         """A decision about `key` was carried out; it is to be woken then, or never."""
-        if wake_at is None and not self._view.up:
+        if wake_at is None and self._is_blind(key):
             self._keys.add(key)
 
     def _sight_changed(self) -> None:
-        if not self._view.up:
-            return
-        for key in self._keys:
+        for key in [key for key in self._keys if not self._is_blind(key)]:
+            self._keys.discard(key)
             self._queue.add(key)
-        self._keys.clear()
+
+    def _is_blind(self, key: str) -> bool:
+        return self._view.sight_of(key).down_since is not None
