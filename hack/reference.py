@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +28,7 @@ from llmkube.cli import credentials
 from llmkube.cli.errors import ExitCode
 from llmkube.cli.main import DEBUG_VARIABLE, SUBCOMMANDS, load
 from llmkube.clock import SystemClock
+from llmkube.controller.sense import settings_of
 from llmkube.controller.tuning import Tuning
 from llmkube.edge.metrics import EdgeMetrics
 from llmkube.metrics import Metrics
@@ -239,19 +239,8 @@ SETTINGS = {
 }
 
 
-def setting_defaults(value: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of `--config` and its default."""
-    value = Tuning() if value is None else value
-    for one in fields(value):
-        found = getattr(value, one.name)
-        if is_dataclass(found):
-            yield from setting_defaults(found, f"{prefix}{one.name}.")
-        else:
-            yield prefix + one.name, found
-
-
 def settings() -> Table:
-    known = dict(setting_defaults())
+    known = dict(settings_of(Tuning()))
     documented("settings", known, SETTINGS)
     return table(
         ("setting", "default", "meaning"),

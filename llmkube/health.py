@@ -1,10 +1,10 @@
 """The HTTP endpoints that kubelet and Prometheus ask: /healthz, /readyz, /metrics.
 
 A check is a function that returns None when all is well, else a sentence that says what is not.
-`/healthz` and `/readyz` answer in the form that Kubernetes' own components use. The controller serves
-them from a thread (`serving_apart`), because an event loop that is stuck cannot say so itself: a
-`LoopPulse` beats in it, and the thread sees the beat fail to come. Metrics are rendered in a
-thread, so that a scrape of ten thousand objects does not delay a heartbeat.
+`/healthz` and `/readyz` answer in the form that Kubernetes' own components use. The controller
+serves them from a thread (`serving_apart`), because an event loop that is stuck cannot say so
+itself: a `LoopPulse` beats in it, and the thread sees the beat fail to come. Metrics are rendered
+in a thread, so that a scrape of ten thousand objects does not delay a heartbeat.
 """
 
 from __future__ import annotations

@@ -38,6 +38,46 @@ def test_one_setting_leaves_all_others(tmp_path: Path) -> None:
         pytest.param({"checks": {"spacing": "soon"}}, "checks.spacing", id="no duration"),
         pytest.param({"checks": {"spacing": "10s!"}}, "write it like 90s", id="a typing error"),
         pytest.param({"queue": {"workers": "many"}}, "queue.workers", id="no number"),
+        pytest.param({"queue": {"workers": 0}}, "workers must be more", id="nobody works"),
+        pytest.param({"life": {"drain": -1}}, "drain must not be negative", id="less than nothing"),
+        pytest.param({"checks": {"spacing": "0s"}}, "spacing must be more", id="it would spin"),
+        pytest.param({"checks": {"spacing": "99999h"}}, "must not exceed 3650 days", id="decades"),
+        pytest.param({"checks": {"spacing": "9" * 20 + "h"}}, "shorter", id="more than for ever"),
+        pytest.param(
+            {"life": {"drain": "30s"}},
+            r"life.drain and life.last_events must be less than leader.stop_timeout",
+            id="a stop that would be cut off",
+        ),
+        pytest.param(
+            {"leader": {"renew_deadline": "20s"}},
+            r"leader: the lease duration must be longer",
+            id="a leader that outlives its Lease",
+        ),
+        pytest.param(
+            {"leader": {"retry_period": "9s"}},
+            r"leader: the renew deadline must exceed 1.2 times the retry period",
+            id="a leader without a second try",
+        ),
+        pytest.param(
+            {"life": {"no_attempt_limit": "50s"}, "reflector": {"longest_wait": "20s"}},
+            r"twice reflector.backoff_cap must be less than life.no_attempt_limit",
+            id="a reflector that waits would look dead",
+        ),
+        pytest.param(
+            {"queue": {"backoff_cap": "1ms"}},
+            r"queue.backoff_base must not exceed queue.backoff_cap",
+            id="a base above its cap",
+        ),
+        pytest.param(
+            {"phase": {"stale_after": 10}},
+            r"phase.stale_after must be less than phase.unreachable_after",
+            id="a phase that never comes",
+        ),
+        pytest.param(
+            {"checks": {"timeout": "10s"}},
+            r"checks.connect_timeout and checks.handshake_timeout must be less than checks.timeout",
+            id="a check that cannot be in time",
+        ),
     ],
 )
 def test_a_wrong_document_says_what_is_wrong(document: Any, words: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from llmkube.controller.sense import nonsense, settings_of
 from llmkube.informers.options import ReflectorSettings
 from llmkube.leader import LeaderSettings
 from llmkube.rules.checks import CheckSettings
@@ -71,7 +72,7 @@ class LifeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """All settings that are no flags of their own."""
+    """All settings that are no flags of their own. Raises BadTuning if they cannot work."""
 
     reflector: ReflectorSettings = field(default_factory=ReflectorSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
@@ -80,6 +81,10 @@ class Tuning:
     phase: PhaseSettings = field(default_factory=PhaseSettings)
     checks: CheckSettings = field(default_factory=CheckSettings)
     life: LifeSettings = field(default_factory=LifeSettings)
+
+    def __post_init__(self) -> None:
+        if (why := nonsense(dict(settings_of(self)))) is not None:
+            raise BadTuning(why)
 
 
 def load_tuning(path: Path | None) -> Tuning:
@@ -110,7 +115,10 @@ def parse_duration(text: str) -> timedelta:
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is no duration: write it like 90s, 1h30m or 250ms")
-    return sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta())
+    try:
+        return sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta())
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is longer than anything: write something shorter") from error
 
 
 def _with_durations(value: Any) -> Any:
@@ -150,5 +158,6 @@ def _first_problem(error: Exception) -> str:
 
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        said = first.get("ctx", {}).get("error", first["msg"])  # our own words, where they are ours
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), str(said))))
     return str(error)
