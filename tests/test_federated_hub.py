@@ -322,6 +322,26 @@ async def test_a_demotion_that_was_refused_once_is_not_forgotten(
         await becomes(site, "Unreachable", within=12 * INTERVAL + SOON)
 
 
+async def test_an_answer_that_the_watch_overtook_is_no_step_back(
+    proxied: KubeClient, proxy: FaultProxy, make_site: MakeSite
+) -> None:
+    site = await make_site(ahead=-HOUR)
+    reads = rf"^GET .*/federatedclusters/{site.name}"
+    async with running_hub(proxied) as hub:
+        await push_seen(hub, site, times=4)
+        await becomes(site, "Connected")
+        with proxy.frozen(reads):
+            await eventually(lambda: proxy.open_count(reads) == 1, "a demotion is to be confirmed")
+            await asyncio.sleep(0.3)  # the API server has answered, and the answer is on its way
+            await push_seen(hub, site, times=1)
+        await eventually(lambda: proxy.open_count(reads) == 0, "the answer is there")
+        await eventually(lambda: len(hub.queue) == 0, "it was decided upon")
+        record = hub.reconciler.book.get(site.name)
+        assert record.stamp == site.pushed_at
+        assert (record.forward, record.backwards) == (2, False)
+        assert await site.phase() == "Connected"
+
+
 # Many sites --------------------------------------------------------------------------------------
 @pytest.mark.slow
 async def test_200_sites_of_which_half_stop(

@@ -24,7 +24,7 @@ from llmkube.kube.client import KubeClient
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import FEDERATEDCLUSTERS
 from llmkube.reconcilers.book import LivenessBook
-from llmkube.reconcilers.live import read_live
+from llmkube.reconcilers.live import overtaken, read_live
 from llmkube.reconcilers.shell import Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
 from llmkube.reconcilers.watchfulness import Announced, Deferred
@@ -151,9 +151,12 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
 
     async def _read(self, key: str) -> CachedFederatedCluster | None:
         cluster = await read_live(self._client, FEDERATEDCLUSTERS, CachedFederatedCluster, key)
-        if cluster is not None:
-            sighting = self._sighting(cluster, first_sight=False, late=True)
-            self.book.observe_live(cluster.metadata, sighting, self.clock.now())
+        if cluster is None:
+            return None
+        if overtaken(self._clusters, cluster):
+            return self._clusters.store.get(key)
+        sighting = self._sighting(cluster, first_sight=False, late=True)
+        self.book.observe_live(cluster.metadata, sighting, self.clock.now())
         return cluster
 
     def decide(self, seen: Seen, now: Now) -> Decision:

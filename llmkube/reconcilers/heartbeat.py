@@ -28,7 +28,7 @@ from llmkube.kube.client import KubeClient
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import LEASES, METALNODES, SERVICEACCOUNTS
 from llmkube.reconcilers.book import LivenessBook
-from llmkube.reconcilers.live import read_live
+from llmkube.reconcilers.live import overtaken, read_live
 from llmkube.reconcilers.mirrors import MirrorCache
 from llmkube.reconcilers.shell import Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
@@ -238,12 +238,14 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         self, node: CachedMetalNode, live: Live
     ) -> tuple[CachedLease | None, Record | None]:
         key = _lease_key(node)
-        if Live.EVIDENCE not in live:
+        lease = None
+        if Live.EVIDENCE in live:
+            lease = await read_live(self._client, LEASES, CachedLease, key)
+            if lease is None:
+                return None, None
+        if lease is None or overtaken(self._leases, lease):
             lease = self._leases.store.get(key)
             return lease, None if lease is None else self.book.get(key)
-        lease = await read_live(self._client, LEASES, CachedLease, key)
-        if lease is None:
-            return None, None
         sighting = self._sighting(lease, first_sight=False, late=True)
         return lease, self.book.observe_live(lease.metadata, sighting, self.clock.now())
 
