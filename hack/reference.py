@@ -185,11 +185,17 @@ SETTINGS = {
     "reflector.backoff_reset": "After so long without a failure the pauses start from the first.",
     "reflector.longest_wait": "A longer Retry-After of the API server is cut to this.",
     "reflector.silent_streams": "After so many silent watches in a row the reflector lists again.",
+    "reflector.catch_up": "How long a watch that resumes shows what it missed. What it shows then "
+    "says nothing about clocks.",
+    "reflector.long_silence": "A watch that was silent for longer counts as one that resumes.",
+    "reflector.echo_limit": "So long after a write that the cache does not show, the object is "
+    "read live.",
     "reflector.line_cap": "Longest line of a watch, in bytes.",
     "reflector.slice_size": "Objects handled before other work gets its turn.",
     "queue.backoff_base": "First pause after a failed reconcile of an object.",
     "queue.backoff_cap": "Longest such pause.",
     "queue.workers": "Reconciles at one time, of each controller.",
+    "queue.run_limit": "A reconcile that takes longer is ended, and tried again.",
     "leader.lease_duration": "How long other replicas wait after the leader's last sign of life.",
     "leader.renew_deadline": "How long the leader goes on without a successful renewal. Shorter "
     "than `lease_duration`.",
@@ -233,6 +239,7 @@ SETTINGS = {
     "life.lease_coalescing": "Lease events are gathered for so long before they are read.",
     "life.no_attempt_limit": "`/healthz` fails when a reflector has no watch and has tried "
     "nothing for so long.",
+    "life.filling_limit": "How long caches may fill at the start with the garbage collector off.",
     "life.loop_stall_limit": "`/healthz` fails when the event loop is stuck for so long.",
     "life.drain": "How long a stop waits for the reconciles in hand.",
     "life.last_events": "How long it then waits for Events that are not written yet.",

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
-from llmkube.clock import SystemClock
+from llmkube.clock import Clock, SystemClock
 from llmkube.controller.options import ControllerName, Options
 from llmkube.controller.parts import Parts
+from llmkube.controller.tuning import Tuning
+from llmkube.informers.options import ReflectorSettings
 from llmkube.kube.client import KubeClient
 from llmkube.kube.events import EventRecorder
 from llmkube.metrics import Metrics
+from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
 def parts(admin: KubeClient) -> Parts:
-    clock = SystemClock()
-    recorder = EventRecorder(admin, clock, "test", "one")
-    return Parts(Options(), admin, recorder, Metrics(), clock)
+    return build(admin, SystemClock())
+
+
+def build(client: KubeClient, clock: Clock, **tuning: Any) -> Parts:
+    recorder = EventRecorder(client, clock, "test", "one")
+    return Parts(Options(tuning=Tuning(**tuning)), client, recorder, Metrics(), clock)
 
 
 @pytest.mark.parametrize("name", list(ControllerName))
@@ -38,3 +47,13 @@ async def test_queues_take_no_keys_before_there_are_workers(parts: Parts) -> Non
     for controller in parts.controllers:
         controller.queue.add("ns/mac")
         assert len(controller.queue) == 0
+
+
+async def test_how_long_an_echo_is_awaited_is_a_setting(admin: KubeClient) -> None:
+    clock = FakeClock()
+    settings = ReflectorSettings(echo_limit=timedelta(seconds=1))
+    guard = build(admin, clock, reflector=settings).informers["metalnodes"].guard()
+    guard.wrote("ns/mac", "some-uid", "7")
+    assert guard.check("ns/mac") == "wait"
+    clock.advance(timedelta(seconds=1))
+    assert guard.check("ns/mac") == "read live"

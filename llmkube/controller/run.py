@@ -131,11 +131,12 @@ class Process:
     def _background(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """What runs in leaders and followers alike."""
         informers = self._parts.informers.values()
+        filling = self._options.tuning.life.filling_limit
         return [
             *((f"informer-{one.resource.plural}", one.run()) for one in informers),
             ("pulse", self._pulse.beat()),
             ("events", self._recorder.run()),
-            ("freeze", freeze_after_sync([one.wait_synced for one in informers])),
+            ("freeze", freeze_after_sync([one.wait_synced for one in informers], limit=filling)),
             ("whoami", self._check_identity()),
         ]
 
@@ -187,6 +188,7 @@ class Process:
                 log=_log,
                 metrics=controller.metrics,
                 drain=tuning.life.drain,
+                run_limit=tuning.queue.run_limit,
             )
         finally:
             controller.queue.pause()

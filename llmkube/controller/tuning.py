@@ -49,6 +49,8 @@ class QueueSettings:
     backoff_cap: timedelta = timedelta(seconds=1000)
     workers: int = 8
     """Of each controller. The API server is the bottleneck, not these."""
+    run_limit: timedelta = timedelta(minutes=2)
+    """A reconcile that takes longer is ended, and tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class LifeSettings:
     of 30 s, and nearly all of an event's cost is waking up for it."""
     no_attempt_limit: timedelta = timedelta(minutes=3)
     """`/healthz` fails when a reflector has had no stream and made no attempt for so long."""
+    filling_limit: timedelta = timedelta(seconds=60)
+    """How long caches may fill at the start with the garbage collector off."""
     loop_stall_limit: timedelta = timedelta(seconds=10)
     """`/healthz` fails when the event loop is stuck for longer."""
     drain: timedelta = timedelta(seconds=7)

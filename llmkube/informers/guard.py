@@ -20,9 +20,8 @@ from enum import StrEnum
 from typing import Generic
 
 from llmkube.clock import Clock
+from llmkube.informers.options import DEFAULTS
 from llmkube.informers.store import Change, Store, T
-
-BOUND = timedelta(seconds=5)
 
 Passed = Callable[[str, int], bool]
 """Has the watch that covers this key delivered everything up to this resourceVersion?"""
@@ -64,7 +63,7 @@ class CacheGuard(Generic[T]):
         clock: Clock,
         *,
         passed: Passed = lambda _key, _version: False,
-        bound: timedelta = BOUND,
+        bound: timedelta = DEFAULTS.echo_limit,
     ) -> None:
         self._store = store
         self._clock = clock

@@ -27,7 +27,7 @@ import structlog
 
 from llmkube.clock import ZERO, Clock, Now
 from llmkube.informers.events import Decode, EventDecoder, Malformed
-from llmkube.informers.guard import BOUND, CacheGuard, parse_version
+from llmkube.informers.guard import CacheGuard, parse_version
 from llmkube.informers.options import DEFAULTS, ReflectorSettings
 from llmkube.informers.reflector import Reflector, Stream
 from llmkube.informers.store import Change, Index, Store, T
@@ -122,10 +122,11 @@ class Informer(Generic[T]):
     ) -> None:
         self.resource = resource
         self.store: Store[T] = Store(indexes)
-        self.view = View(clock)
+        self.view = View(clock, settings)
         self.bad: dict[str, Malformed] = {}
         """Objects that exist but could not be decoded, by key."""
         self._clock = clock
+        self._echo_limit = settings.echo_limit
         self._metrics = metrics
         self._log = _log.bind(resource=resource.plural)
         self._handlers: list[Handler[T]] = []
@@ -175,8 +176,9 @@ class Informer(Generic[T]):
         for obj in self.store.values():
             self._call(handler, Change(obj.key, None, obj, True, now))
 
-    def guard(self, *, bound: timedelta = BOUND) -> CacheGuard[T]:
+    def guard(self, *, bound: timedelta | None = None) -> CacheGuard[T]:
         """The stale-cache guard of this resource. Ask for it before you add handlers."""
+        bound = bound or self._echo_limit
         guard = CacheGuard(self.store, self._clock, passed=self.passed, bound=bound)
         self.add_handler(guard.observe)
         return guard

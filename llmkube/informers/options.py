@@ -33,6 +33,13 @@ class ReflectorSettings:
     """So long without a failure, and the back-off starts from the beginning."""
     longest_wait: timedelta = timedelta(minutes=2)
     """A longer Retry-After is cut to this: a liveness probe expects an attempt every 3 minutes."""
+    catch_up: timedelta = timedelta(seconds=5)
+    """A watch that resumes shows everything that it missed at once; that is over after so long."""
+    long_silence: timedelta = timedelta(seconds=60)
+    """Bookmarks come each minute, so what comes after a longer silence may have waited: for a
+    server that hung, or for us to be woken."""
+    echo_limit: timedelta = timedelta(seconds=5)
+    """So long after a write of ours that the cache does not show, the object is read live."""
     line_cap: int = 64 * 1024 * 1024
     """Bytes of the longest line of a stream; etcd's largest object has about 1.5 MiB."""
     slice_size: int = 100

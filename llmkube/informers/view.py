@@ -14,14 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from llmkube.clock import ZERO, Clock
+from llmkube.informers.options import DEFAULTS, ReflectorSettings
 from llmkube.rules.calm import FOREVER, Sight
-
-CATCH_UP = timedelta(seconds=5)
-"""A watch that resumes shows everything that it missed at once; that is over after so long."""
-
-LONG_SILENCE = timedelta(seconds=60)
-"""Bookmarks come each minute, so what comes after a longer silence may have waited: for a server
-that hung, or for us to be woken."""
 
 
 class WatchView:
@@ -34,6 +28,7 @@ class WatchView:
         "_before_opening",
         "_changed",
         "_resumed_at",
+        "_settings",
         "alive",
         "attempted_at",
         "heard_at",
@@ -42,8 +37,11 @@ class WatchView:
         "sight",
     )
 
-    def __init__(self, name: str, now: timedelta, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, now: timedelta, changed: Callable[[], None], settings: ReflectorSettings
+    ) -> None:
         self.name = name
+        self._settings = settings
         self.alive = True
         self.attempted_at = now
         self.heard_at: timedelta | None = None
@@ -74,7 +72,7 @@ class WatchView:
 
     def heard(self, now: timedelta) -> None:
         """An event, a bookmark, or a part of one has come."""
-        if self.heard_at is not None and now - self.heard_at > LONG_SILENCE:
+        if self.heard_at is not None and now - self.heard_at > self._settings.long_silence:
             self._resumed_at = now
         self.heard_at = now
 
@@ -106,21 +104,22 @@ class WatchView:
     def catching_up(self, now: timedelta) -> bool:
         """Whether what the watch shows may be what we missed while it was down or silent (after
         a start it is not: that shows a list)."""
-        return self._resumed_at is not None and now - self._resumed_at < CATCH_UP
+        return self._resumed_at is not None and now - self._resumed_at < self._settings.catch_up
 
 
 class View:
     """The sight of a whole informer, by namespace if its watches are."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, settings: ReflectorSettings = DEFAULTS) -> None:
         self._clock = clock
+        self._settings = settings
         self._watches: list[WatchView] = []
         self._by_scope: dict[str, WatchView] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def add_watch(self, name: str, scope: str | None = None) -> WatchView:
         """One more reflector that this view depends on: of that namespace, None for all."""
-        watch = WatchView(name, self._clock.now().mono, self._sight_changed)
+        watch = WatchView(name, self._clock.now().mono, self._sight_changed, self._settings)
         self._watches.append(watch)
         if scope is not None:
             self._by_scope[scope] = watch
