@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmkube.kube.http1 import AnswerParser, BadAnswer, Head, decoded, parse_head
@@ -66,6 +66,8 @@ def test_a_body_of_unknown_length_ends_with_the_connection(body: bytes, cuts: li
 
 @settings(deadline=None)
 @given(st.binary(max_size=400))
+@example(b"HTTP/1.0 000\r\n\r\n")
+@example(b"HTTP/1.1 100\r\n\r\n")
 def test_garbage_is_refused_or_waited_for_but_never_crashes(data: bytes) -> None:
     parser = AnswerParser()
     try:

@@ -8,12 +8,14 @@ bodies that end with the connection, interim 1xx answers; it refuses everything 
 
 from __future__ import annotations
 
+import re
 import zlib
 from enum import Enum, auto
 
 HEAD_LIMIT = 64 * 1024
 LINE_LIMIT = 4 * 1024
 """For the line before a chunk, extensions included."""
+_STATUS = re.compile(rb"[1-5][0-9][0-9]")
 
 
 class BadAnswer(Exception):
@@ -76,6 +78,7 @@ class AnswerParser:
         self._expect = _Expect.HEAD
         self._left = 0
         self._rest = b""
+        self._begun = False
         self._body: list[bytes] = []
 
     @property
@@ -89,6 +92,7 @@ class AnswerParser:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes. Raises BadAnswer."""
+        self._begun = self._begun or bool(data)
         if self._rest:
             data, self._rest = self._rest + data, b""
         at, end = 0, len(data)
@@ -102,7 +106,7 @@ class AnswerParser:
     @property
     def untouched(self) -> bool:
         """Whether not one byte has come."""
-        return self._expect is _Expect.HEAD and not self._rest
+        return not self._begun
 
     def feed_end(self) -> None:
         """The connection has ended in good order, and with it a body of unknown length."""
@@ -194,7 +198,7 @@ class AnswerParser:
 def parse_head(head: bytes) -> Head:
     """Parse status line and headers, without the empty line. Raises BadAnswer."""
     code = head[9:12]
-    if head[:9] not in (b"HTTP/1.1 ", b"HTTP/1.0 ") or not code.isdigit() or len(code) < 3:
+    if head[:9] not in (b"HTTP/1.1 ", b"HTTP/1.0 ") or not _STATUS.fullmatch(code):
         raise BadAnswer("the answer is not HTTP/1.1")
     return Head(int(code), head)
 

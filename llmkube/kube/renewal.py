@@ -132,6 +132,7 @@ class TokenRenewer:
                 self._written = old
                 self._renew_at = self._clock.boottime() + self._longest_retry
                 return True
+            asked = self._clock.boottime()  # its life begins no earlier
             issued = await self._client.request_token(
                 claims.account, claims.namespace, ttl=renewed_life(claims.life)
             )
@@ -140,7 +141,7 @@ class TokenRenewer:
             log.warning("token not renewed", file=self._file, why=str(error), do=_advice(error))
             return False
         self._written = issued.token
-        self._renew_at = self._clock.boottime() + self._life(issued, claims) / 2
+        self._renew_at = asked + self._life(issued, claims) / 2
         log.info("token renewed", file=self._file, expires_at=issued.expires_at.isoformat())
         return True
 
