@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmkube.api import cached
 from llmkube.api.cached import (
+    TOO_LONG,
     BadObject,
     CachedLease,
     decode_federatedcluster,
@@ -23,6 +24,8 @@ from llmkube.api.cached import (
     decode_pod,
 )
 from llmkube.api.crdgen import FEDERATEDCLUSTER, METALNODE, Definition, object_schema
+from llmkube.api.names import MAX_REPORT_BYTES, VERIFY_ANNOTATION
+from llmkube.api.report import InvalidReport, parse_report
 
 METADATA = {
     "name": "studio",
@@ -97,6 +100,26 @@ def test_a_metalnode_with_the_names_that_are_no_camel_case() -> None:
     assert condition is not None
     assert condition.reason == "Verified"
     assert node.status.condition("AgentConnected") is None
+
+
+def test_a_lease_costs_no_more_memory_than_the_longest_valid_report() -> None:
+    """Whoever may write a Lease may put 256 KiB on it, and there may be thousands of them."""
+    longest = "x" * MAX_REPORT_BYTES
+    for report, kept in ((longest, longest), (longest + "x", TOO_LONG), ("ü" * 200_000, TOO_LONG)):
+        annotations = {"inference.llmkube.dev/report": report, "other": "y" * 100_000}
+        lease = decode_lease(encoded(metadata={**METADATA, "annotations": annotations}))
+        assert lease.report == kept
+    assert lease.report is TOO_LONG, "one text for all of them"
+    with pytest.raises(InvalidReport, match="more than 16384 bytes"):
+        parse_report(TOO_LONG)
+
+
+def test_of_a_metalnodes_annotations_only_the_question_is_kept() -> None:
+    asking = {VERIFY_ANNOTATION: "2026-11-30T19:29:00Z", "other": "y" * 200_000}
+    node = decode_metalnode(encoded(metadata={**METADATA, "annotations": asking}))
+    assert node.asked == "2026-11-30T19:29:00Z"
+    assert len(msgspec.json.encode(node)) < 1_000
+    assert decode_metalnode(encoded()).asked is None
 
 
 def test_a_federatedcluster() -> None:

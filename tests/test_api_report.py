@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmkube.api.candidates import CandidateSource
+from llmkube.api.names import MAX_REPORT_BYTES
 from llmkube.api.report import (
     MAX_CERTIFICATE_BYTES,
-    MAX_REPORT_BYTES,
     AgentReport,
     InvalidReport,
     ReportedCandidate,

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import field
 
-from llmkube.api.names import REPORT_ANNOTATION
+from llmkube.api.names import MAX_REPORT_BYTES, REPORT_ANNOTATION, VERIFY_ANNOTATION
 
 T = TypeVar("T", bound="CachedObject")
 
@@ -88,10 +88,19 @@ class LeaseSpec(Part, frozen=True):
     lease_duration_seconds: int | None = None
 
 
+TOO_LONG = " " * (MAX_REPORT_BYTES + 1)
+"""Stands for every report that is longer than any valid one, and is refused for the same reason.
+Whoever may write a Lease could otherwise have the controller hold 256 KiB for each."""
+
+
 class LeaseAnnotations(Part, frozen=True):
     """Only the agent's report: a Mac may add any others, and they would cost memory."""
 
     report: str | None = field(default=None, name=REPORT_ANNOTATION)
+
+    def __post_init__(self) -> None:
+        if self.report is not None and len(self.report) > MAX_REPORT_BYTES:
+            msgspec.structs.force_setattr(self, "report", TOO_LONG)
 
 
 class LeaseMeta(Identity, frozen=True):
@@ -175,10 +184,28 @@ class CachedMetalNodeStatus(Part, frozen=True):
         return next((c for c in self.conditions if c.type == kind), None)
 
 
+class MetalNodeAnnotations(Part, frozen=True):
+    """Only what asks for a check: of others there may be 256 KiB, and they say nothing to us."""
+
+    verify: str | None = field(default=None, name=VERIFY_ANNOTATION)
+
+
+class MetalNodeMeta(Identity, frozen=True):
+    generation: int = 0
+    deletion_timestamp: str | None = None
+    annotations: MetalNodeAnnotations | None = None
+
+
 class CachedMetalNode(CachedObject, frozen=True):
-    metadata: Meta
+    metadata: MetalNodeMeta
     spec: CachedMetalNodeSpec = CachedMetalNodeSpec()
     status: CachedMetalNodeStatus = CachedMetalNodeStatus()
+
+    @property
+    def asked(self) -> str | None:
+        """What `llmkube metal verify` left on it: the lastStartTime that it saw."""
+        annotations = self.metadata.annotations
+        return None if annotations is None else annotations.verify
 
 
 # FederatedCluster -------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from enum import StrEnum
 # Annotations -----------------------------------------------------------------------------------
 REPORT_ANNOTATION = "inference.llmkube.dev/report"
 """On the Lease, written by the agent: its report, one JSON document."""
+MAX_REPORT_BYTES = 16 * 1024
+"""A longer report is no report (the API server takes annotations of 256 KiB)."""
 VERIFY_ANNOTATION = "inference.llmkube.dev/verify-requested"
 """On the MetalNode, written by `llmkube metal verify`: the lastStartTime it saw ("" if none)."""
 INPUT_HASH_ANNOTATION = "inference.llmkube.dev/input-hash"

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 from cryptography import x509
 
 from llmkube.api.candidates import CandidateSource
+from llmkube.api.names import MAX_REPORT_BYTES
 from llmkube.api.spki import SpkiPin, strict_base64
 
 REPORT_VERSION = 1
-MAX_REPORT_BYTES = 16 * 1024
 MAX_CERTIFICATE_BYTES = 4 * 1024
 MAX_DEPTH = 16
 PORTS = range(1024, 65536)
@@ -130,7 +130,8 @@ def _load(text: str | bytes) -> dict[str, Any]:
     try:
         raw = text.encode() if isinstance(text, str) else text
         if len(raw) > MAX_REPORT_BYTES:
-            _refuse("report", f"has {len(raw)} bytes, more than {MAX_REPORT_BYTES}")
+            # Not how many: each number would be a fault of its own, to be told anew.
+            _refuse("report", f"has more than {MAX_REPORT_BYTES} bytes")
         value = _decode_json(raw.decode())
     except UnicodeError:
         _refuse("report", "is not UTF-8")

@@ -141,7 +141,7 @@ def _relevant(node: CachedMetalNode) -> tuple[object, ...]:
     return (
         meta.uid,
         meta.generation,
-        meta.annotations,
+        node.asked,
         meta.deletion_timestamp,
         node.spec,
         status.condition(ConditionType.AGENT_CONNECTED),

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from llmkube.api import names
 from llmkube.api.cached import CachedCandidate, CachedCondition, CachedMetalNode, CachedPod
 from llmkube.api.names import ConditionType, ReachableReason
 from llmkube.api.spki import SpkiPin
@@ -315,7 +314,6 @@ class _Case:
             return _Turn(self.memory.started)
         input_hash = inputs.hash()
         started = last_inputs(self.memory.started, book, input_hash)
-        annotations = self.node.metadata.annotations or {}
         claim = Claim(
             uid=self.uid,
             book=book,
@@ -323,7 +321,7 @@ class _Case:
             input_hash=input_hash,
             last_started_hash=started.input_hash,
             reachable=verdict.status == "True",
-            asked=asks(annotations.get(names.VERIFY_ANNOTATION), book.last_start),
+            asked=asks(self.node.asked, book.last_start),
             connected_since=self.connected_since,
         )
         ready = next_start(claim, self.settings)
