@@ -1,7 +1,8 @@
 """Structured logs: one JSON object a line for machines, or aligned text for people.
 
 Every program calls `configure` once, at start. Whatever looks like a credential is cut out of
-every line, whoever logged it: bearer tokens and private keys never reach a log.
+every line, whoever logged it: tokens, passwords and private keys never reach a log. Events are
+cleaned by the same `redact`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import msgspec
 import structlog
 
 _SECRETS = re.compile(
-    r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"  # a JSON web token
-    r"|(?i:bearer)\s+[A-Za-z0-9._~+/=-]{8,}"
+    r"eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"  # a JSON web token
+    r"|(\b(?i:bearer|basic)\s+)[\w.~+/=-]{8,}"  # an Authorization header; its kind stays
+    r"|(?<=://)[^\s/?#]+(?=@)"  # user and password in a URL
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
@@ -32,7 +34,7 @@ class LogFormat(StrEnum):
 
 def redact(text: str) -> str:
     """The text with everything that looks like a credential cut out."""
-    return _SECRETS.sub(REDACTED, text)
+    return _SECRETS.sub(rf"\1{REDACTED}", text)
 
 
 def configure(log_format: LogFormat, level: str) -> None:

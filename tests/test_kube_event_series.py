@@ -232,17 +232,17 @@ def test_long_notes_end_in_an_ellipsis_and_whole_characters() -> None:
     [
         pytest.param(
             "got eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlIn0.c2lnbmF0dXJl back",
-            "got <token> back",
+            "got [redacted] back",
             id="a token",
         ),
         pytest.param(
             "header Authorization: Bearer abcdefghijkl.mno",
-            "header Authorization: Bearer <redacted>",
+            "header Authorization: Bearer [redacted]",
             id="a header",
         ),
         pytest.param(
             "pull https://user:hunter2@registry/x failed",
-            "pull https://<redacted>@registry/x failed",
+            "pull https://[redacted]@registry/x failed",
             id="a URL with a password",
         ),
         pytest.param(

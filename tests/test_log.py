@@ -18,6 +18,10 @@ TOKEN = "eyJhbGciOiJSUzI1NiIsImtpZCI6IjEifQ.eyJpc3MiOiJrdWJlIn0.c2lnbmF0dXJl"
     [
         pytest.param(f"token {TOKEN} refused", id="a token in a sentence"),
         pytest.param("Authorization: Bearer abcdefgh12345678", id="a header"),
+        pytest.param("Authorization: basic YWJjZGVmZ2g6cHc=", id="a header with a password"),
+        pytest.param("https://user:hunter2@registry/x", id="a URL with a password"),
+        pytest.param("https://user:hun@ter2@registry/x", id="a URL whose password has an @"),
+        pytest.param("https://hunter2@registry/x", id="a URL with a token"),
         pytest.param(
             "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----", id="a key"
         ),
@@ -27,7 +31,22 @@ TOKEN = "eyJhbGciOiJSUzI1NiIsImtpZCI6IjEifQ.eyJpc3MiOiJrdWJlIn0.c2lnbmF0dXJl"
 def test_credentials_are_cut_out(text: str) -> None:
     redacted = redact(text)
     assert REDACTED in redacted
-    assert not any(secret in redacted for secret in (TOKEN, "abcdefgh", "AAAA"))
+    assert not any(
+        secret in redacted for secret in (TOKEN, "abcdefgh", "YWJj", "hunter2", "ter2", "AAAA")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pin q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA= changed",
+        "https://127.0.0.1:6443/api/v1/namespaces/x/events refused",
+        "write to admin@example.com, or see https://example.com/a?to=b@c",
+        "a bearer of news",
+    ],
+)
+def test_what_is_no_credential_stays(text: str) -> None:
+    assert redact(text) == text
 
 
 def test_every_value_of_every_record_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:

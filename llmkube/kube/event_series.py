@@ -18,6 +18,7 @@ from typing import Any
 from llmkube.api.times import format_micro_time
 from llmkube.clock import Now
 from llmkube.kube.resources import EVENTS, Resource
+from llmkube.log import redact
 
 SERIES_WINDOW = timedelta(minutes=6)
 """A series that is silent for longer has ended (as in client-go)."""
@@ -35,11 +36,6 @@ CLUSTER_SCOPE_NAMESPACE = "default"
 """The only namespace in which the API server takes Events about cluster-scoped objects."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_SECRETS = (
-    (re.compile(r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), "<token>"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), r"\1 <redacted>"),
-    (re.compile(r"(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"), "<redacted>"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +206,7 @@ def clean_note(note: str) -> str:
 
     Notes quote schedulers, plugins and remote peers, and everyone in the namespace reads them.
     """
-    text = _CONTROL.sub(" ", note).strip()
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
+    text = redact(_CONTROL.sub(" ", note).strip())
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= NOTE_BYTES:
         return encoded.decode()
