@@ -69,7 +69,7 @@ class _Expect(Enum):
 class AnswerParser:
     """One answer. `head` is None until it is known; `complete` when the body has ended."""
 
-    __slots__ = ("_body", "_expect", "_left", "_rest", "head", "size")
+    __slots__ = ("_begun", "_body", "_expect", "_left", "_rest", "head", "size")
 
     def __init__(self) -> None:
         self.head: Head | None = None
