@@ -19,7 +19,7 @@ from llmkube.rules.candidates import (
     read_host_ip,
     with_results,
 )
-from llmkube.verifier.policy import AddressPolicy, parse_network
+from llmkube.verifier.policy import Address, AddressPolicy, parse_network
 
 OPEN = AddressPolicy()
 Source = CandidateSource
@@ -97,6 +97,22 @@ def test_there_are_17_at_most_and_the_rest_is_counted() -> None:
     assert len(listing.entries) == MAX_CANDIDATES
     assert listing.entries[0].address == "10.1.1.1"
     assert listing.surplus == 4
+
+
+def test_no_more_addresses_are_judged_than_are_listed() -> None:
+    """A hostile report names 600 of them, and judging takes most of the time."""
+
+    class Counting(AddressPolicy):
+        judged = 0
+
+        def refusal(self, address: Address) -> str | None:
+            Counting.judged += 1
+            return super().refusal(address)
+
+    many = reported(*((f"2002:a::{n:x}", "lan") for n in range(600)))
+    listing = list_candidates(None, many, Counting())
+    assert (len(listing.entries), listing.surplus) == (MAX_CANDIDATES, 600 - MAX_CANDIDATES)
+    assert Counting.judged == MAX_CANDIDATES
 
 
 def test_a_refused_address_keeps_its_place_with_the_reason_and_is_not_dialled() -> None:

@@ -39,6 +39,7 @@ from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import LEASES, METALNODES, PODS
 from llmkube.reconcilers.check_slots import CheckSlots
 from llmkube.reconcilers.live import read_live
+from llmkube.reconcilers.pace import Pace
 from llmkube.reconcilers.shell import ATTEMPTS, Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
 from llmkube.reconcilers.verification_caches import (
@@ -72,6 +73,9 @@ OWNERSHIP = Ownership(
     ),
     conditions=(ConditionType.REACHABLE,),
 )
+
+_LOOKS_PER_INTAKE = 30
+"""A report may end a True between two intakes; this often, each second, that is looked at."""
 
 log = structlog.get_logger(__name__)
 
@@ -123,6 +127,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         self._settings = settings
         self._metrics = metrics
         self._memory: dict[str, Memory] = {}
+        self._pace = Pace(settings.checks.intake / _LOOKS_PER_INTAKE)
         self.slots = CheckSlots(settings.checks.max_concurrent, caches, queue.add)
 
     # Handlers -----------------------------------------------------------------------------------
@@ -135,7 +140,11 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
     def on_lease(self, change: Change[CachedLease]) -> None:
         if lease_matters(change):
             for node in self._caches.nodes_of_lease(change.key):
-                self._queue.add(node.key, initial=change.first_sight)
+                later = self._pace.next(node.key, change.at.mono)
+                if later is None:
+                    self._queue.add(node.key, initial=change.first_sight)
+                else:
+                    self._queue.add_at(node.key, later)
 
     def on_pod(self, change: Change[CachedPod]) -> None:
         pod = change.new or change.old
@@ -161,6 +170,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
 
     def forget(self, key: str) -> None:
         self._memory.pop(key, None)
+        self._pace.forget(key)
         self.slots.withdraw(key)
 
     async def observe(self, key: str, now: Now, live: Live) -> Sight | None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from llmkube.api.cached import CachedCandidate
 from llmkube.api.candidates import MAX_CANDIDATES, CandidateResult, CandidateSource
 from llmkube.api.report import ReportedCandidate
-from llmkube.verifier.policy import AddressPolicy, parse_address
+from llmkube.verifier.policy import Address, AddressPolicy, parse_address
 
 _RANK: Mapping[CandidateSource, int] = {source: n for n, source in enumerate(CandidateSource)}
 _RESULTS = frozenset(result.value for result in CandidateResult)
@@ -75,20 +76,19 @@ def list_candidates(
     first = [ReportedCandidate(host_ip, CandidateSource.OVERRIDE)] if host_ip else []
     # sorted() is stable: within one source the Mac's own order is kept.
     ranked = [*first, *sorted(reported, key=lambda candidate: _RANK[candidate.source])]
-    found: dict[str, Listed] = {}
+    found: dict[Address, CandidateSource] = {}
     unreadable = 0
     for candidate in ranked:
         try:
-            address = parse_address(candidate.address)
+            found.setdefault(parse_address(candidate.address), candidate.source)
         except ValueError:
             unreadable += 1
-            continue
-        text = str(address)
-        if text not in found:
-            found[text] = Listed(text, candidate.source, policy.refusal(address) or "")
-    entries = tuple(found.values())
-    surplus = max(0, len(entries) - MAX_CANDIDATES)
-    return CandidateList(entries[:MAX_CANDIDATES], unreadable, surplus)
+    # A report has room for hundreds, and to judge an address takes longer than to read it.
+    kept = islice(found.items(), MAX_CANDIDATES)
+    entries = tuple(
+        Listed(str(address), source, policy.refusal(address) or "") for address, source in kept
+    )
+    return CandidateList(entries, unreadable, len(found) - len(entries))
 
 
 def with_results(
