@@ -139,6 +139,8 @@ async def _attempt(reading: Awaitable[V], within: timedelta) -> Reading[V]:
         return Omitted(str(error), forbidden=True)
     except Gone:
         return Failed("the list expired before it was read to its end")
+    except RecursionError:  # msgspec's answer to what is no Kubernetes object any more
+        return Failed("an object is nested too deeply to be read")
     except (ApiError, ConfigError, msgspec.MsgspecError) as error:
         return Failed(str(error))
     except TimeoutError:
