@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,19 @@ async def test_a_push_that_fails_says_what_to_do_and_the_next_one_arrives(
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("shipped")
+async def test_a_busy_datacenter_is_left_alone_for_as_long_as_it_asks(
+    admin: KubeClient, hub: tuple[KubeClient, str, FaultProxy]
+) -> None:
+    client, name, proxy = hub
+    with proxy.playing(Answer(429, headers={"Retry-After": "2"}), WRITES):
+        async with pushing(client, name, admin):
+            await eventually(lambda: proxy.count(WRITES) >= 3, "it has tried three times")
+    times = [request.at for request in proxy.requests if request.method == "PATCH"]
+    assert all(later - earlier >= 2 for earlier, later in pairwise(times))
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("shipped")
 async def test_a_push_whose_answer_is_lost_is_simply_pushed_again(
     admin: KubeClient, hub: tuple[KubeClient, str, FaultProxy]
 ) -> None:
@@ -141,6 +155,24 @@ async def test_a_push_whose_answer_is_lost_is_simply_pushed_again(
     assert arrived
     await pusher.attempt()
     assert await stamp(admin, name) > arrived
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("shipped")
+async def test_an_object_nested_without_end_costs_its_source_only(
+    admin: KubeClient, control_plane: ControlPlane, hub: tuple[KubeClient, str, FaultProxy]
+) -> None:
+    client, name, _ = hub
+    deep = b'{"metadata":{},"items":[{"status":' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}]}"
+    async with FaultProxy.start(control_plane) as hostile:
+        access = await load_access(hostile.admin_kubeconfig)
+        async with KubeClient(access, clock=SystemClock()) as local:
+            pusher = make_pusher(client, name, local)
+            with hostile.playing(Answer(200, deep), "GET .*/nodes"):
+                assert await pusher.attempt() == SETTINGS.default_interval
+    status = (await admin.get(FEDERATEDCLUSTERS, name))["status"]
+    assert status["lastHeartbeatTime"]
+    assert "capacity" not in status
 
 
 @pytest.mark.cluster

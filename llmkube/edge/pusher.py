@@ -141,10 +141,14 @@ class Pusher:
         while True:
             started = self.clock.now().mono
             pause = await self.attempt()
-            await self._rest(started, self._jittered(pause))
+            if self._failures:  # the datacenter is given what it asked for, or more
+                await self._rest(self.clock.now().mono, pause * (1 + self._share()))
+            else:
+                await self._rest(started, self._in_time(pause))
 
     async def attempt(self) -> timedelta:
-        """Push once; returns when to do so again, counted from now, before jitter."""
+        """Push once; returns when to do so again, before jitter: counted from the beginning of
+        this push, or from its end if it failed."""
         self.state.last_attempt = self.clock.now().mono
         try:
             await self._seed()
@@ -209,14 +213,14 @@ class Pusher:
 
     # The rhythm --------------------------------------------------------------------------------
 
-    async def _rest(self, started: timedelta, pause: timedelta) -> None:
-        """Wait until `pause` after the last push began; a long one is cut into looks at the
-        object, whose interval may be shorter by now."""
-        while (left := started + pause - self.clock.now().mono) > ZERO:
+    async def _rest(self, since: timedelta, pause: timedelta) -> None:
+        """Wait until `pause` after `since`; a long one is cut into looks at the object, whose
+        interval may be shorter by now."""
+        while (left := since + pause - self.clock.now().mono) > ZERO:
             look = self.settings.look_again
             await asyncio.sleep(min(left, look).total_seconds())
             if left > look and await self._interval_is_shorter():
-                pause = self._jittered(self.state.interval)
+                pause = self._in_time(self.state.interval)
 
     async def _interval_is_shorter(self) -> bool:
         before = self.state.interval
@@ -228,8 +232,11 @@ class Pusher:
         self.state.interval = read_interval(found, self.settings)
         return self.state.interval < before
 
-    def _jittered(self, pause: timedelta) -> timedelta:
-        return pause * random.uniform(1 - self.settings.jitter, 1)  # noqa: S311 (no secret)
+    def _in_time(self, pause: timedelta) -> timedelta:
+        return pause * (1 - self._share())
+
+    def _share(self) -> float:
+        return random.uniform(0, self.settings.jitter)  # noqa: S311 (no secret)
 
     # Telling -----------------------------------------------------------------------------------
 

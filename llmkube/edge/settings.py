@@ -13,7 +13,8 @@ class EdgeSettings:
     default_interval: timedelta = timedelta(seconds=30)
     """Where the FederatedCluster names no interval; the datacenter assumes the same."""
     jitter: float = 0.1
-    """Each pause is drawn from interval · [1 - jitter, 1]: never later than promised."""
+    """Each pause is drawn from interval · [1 - jitter, 1]: never later than promised. After a
+    failure it is drawn from pause · [1, 1 + jitter]: never sooner than the datacenter asked for."""
     push_timeout: timedelta = timedelta(seconds=10)
     """One request to the datacenter."""
     collect_timeout: timedelta = timedelta(seconds=8)
