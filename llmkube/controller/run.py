@@ -43,6 +43,7 @@ from llmkube.kube.events import EventRecorder
 from llmkube.leader import LeaderElector
 from llmkube.metrics import Metrics
 from llmkube.reconcilers.collectors import render_metrics
+from llmkube.stopping import Stopped, unless_stopped
 
 _log = structlog.get_logger(__name__)
 
@@ -83,7 +84,11 @@ def _stop_or_exit(stop: asyncio.Event) -> None:
 
 async def run_until(stop: asyncio.Event, options: Options, clock: Clock) -> None:
     """Run until `stop` is set. Raises ConfigError, OSError (an address in use)."""
-    access = await load_access(options.kubeconfig, options.context)
+    try:
+        access = await unless_stopped(stop, load_access(options.kubeconfig, options.context))
+    except Stopped:
+        _log.info("stopped before it began")
+        return
     metrics = Metrics()
     client = KubeClient(
         access,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ from llmkube.kube.config import load_access
 from llmkube.kube.errors import ConfigError
 from llmkube.kube.renewal import TokenRenewer
 from llmkube.metrics import Metrics
+from llmkube.stopping import Stopped, unless_stopped
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +52,8 @@ class EdgeOptions:
 async def run_edge(options: EdgeOptions, clock: Clock) -> None:
     """Push until SIGTERM or SIGINT. Raises ConfigError if it cannot begin."""
     stop = asyncio.Event()
-    with _signals(stop):
-        async with _open(options, clock) as edge:
+    with _signals(stop), suppress(Stopped):
+        async with _open(options, clock, stop) as edge:
             await edge.run(stop)
     log.info("stopped", site=options.cluster_name)
 
@@ -103,8 +104,8 @@ class Edge:
 
 
 @asynccontextmanager
-async def _open(options: EdgeOptions, clock: Clock) -> AsyncIterator[Edge]:
-    """Clients and endpoints. Raises ConfigError."""
+async def _open(options: EdgeOptions, clock: Clock, stop: asyncio.Event) -> AsyncIterator[Edge]:
+    """Clients and endpoints. Raises ConfigError, and Stopped if that comes before they are open."""
     settings = options.settings
     copy = _working_copy(options)
     credential = options.datacenter_kubeconfig if copy is None else copy.path
@@ -112,7 +113,7 @@ async def _open(options: EdgeOptions, clock: Clock) -> AsyncIterator[Edge]:
     async with AsyncExitStack() as stack:
         hub = await stack.enter_async_context(
             KubeClient(
-                await load_access(credential),
+                await unless_stopped(stop, load_access(credential)),
                 clock=clock,
                 metrics=metrics,
                 user_agent="edge",
@@ -121,7 +122,7 @@ async def _open(options: EdgeOptions, clock: Clock) -> AsyncIterator[Edge]:
         )
         local = await stack.enter_async_context(
             KubeClient(
-                await load_access(options.kubeconfig, options.context),
+                await unless_stopped(stop, load_access(options.kubeconfig, options.context)),
                 clock=clock,
                 metrics=metrics,
                 user_agent="edge",
