@@ -10,7 +10,7 @@ blind, too: then a request that goes unanswered tells (`WatchView.stalled`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from llmkube.clock import ZERO, Clock
@@ -124,6 +124,11 @@ class View:
         if scope is not None:
             self._by_scope[scope] = watch
         return watch
+
+    @property
+    def watches(self) -> Sequence[WatchView]:
+        """What this view is made of."""
+        return self._watches
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` each time a sight changes: what was held back can be decided again."""

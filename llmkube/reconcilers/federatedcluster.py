@@ -11,6 +11,7 @@ Read `rules.phase` for the rule and `shell` for how a decision is carried out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from llmkube.api.cached import CachedFederatedCluster
 from llmkube.api.names import FieldManager, Phase
@@ -24,7 +25,7 @@ from llmkube.kube.client import KubeClient
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import FEDERATEDCLUSTERS
 from llmkube.reconcilers.book import LivenessBook
-from llmkube.reconcilers.live import overtaken, read_live
+from llmkube.reconcilers.live import Evidence, overtaken
 from llmkube.reconcilers.shell import Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
 from llmkube.reconcilers.watchfulness import Announced, Deferred
@@ -61,8 +62,8 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
             recorder=recorder,
             guard=guard,
         )
-        self._client = client
         self._clusters = clusters
+        self._evidence = Evidence(client, clusters, CachedFederatedCluster, clock)
         self._queue = queue
         self._settings = settings or PhaseSettings()
         self.book = LivenessBook(self._settings.trust)
@@ -150,7 +151,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         return Seen(Target.of(cluster, cluster.status), facts)
 
     async def _read(self, key: str) -> CachedFederatedCluster | None:
-        cluster = await read_live(self._client, FEDERATEDCLUSTERS, CachedFederatedCluster, key)
+        cluster = await self._evidence.read(key, self._shortest_timeout(key))
         if cluster is None:
             return None
         if overtaken(self._clusters, cluster):
@@ -158,6 +159,11 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         sighting = self._sighting(cluster, first_sight=False, late=True)
         self.book.observe_live(cluster.metadata, sighting, self.clock.now())
         return cluster
+
+    def _shortest_timeout(self, key: str) -> timedelta:
+        record = self.book.get(key)
+        interval = self._settings.default_interval if record is None else record.period
+        return interval * self._settings.stale_after
 
     def decide(self, seen: Seen, now: Now) -> Decision:
         return decide_phase(seen.facts, now, self._settings)

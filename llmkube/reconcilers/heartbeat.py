@@ -26,9 +26,9 @@ from llmkube.informers.queue import WorkQueue
 from llmkube.informers.store import Change, Index
 from llmkube.kube.client import KubeClient
 from llmkube.kube.events import EventRecorder
-from llmkube.kube.resources import LEASES, METALNODES, SERVICEACCOUNTS
+from llmkube.kube.resources import METALNODES, SERVICEACCOUNTS
 from llmkube.reconcilers.book import LivenessBook
-from llmkube.reconcilers.live import overtaken, read_live
+from llmkube.reconcilers.live import Evidence, overtaken, read_live
 from llmkube.reconcilers.mirrors import MirrorCache
 from llmkube.reconcilers.shell import Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
@@ -109,6 +109,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         self._nodes = sources.metalnodes
         self._leases = sources.leases
         self._accounts = sources.accounts
+        self._evidence = Evidence(client, sources.leases, CachedLease, clock)
         self._queue = queue
         self._settings = settings or HeartbeatSettings()
         self.book = LivenessBook(self._settings.trust)
@@ -240,7 +241,9 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         key = _lease_key(node)
         lease = None
         if Live.EVIDENCE in live:
-            lease = await read_live(self._client, LEASES, CachedLease, key)
+            known = self.book.get(key)
+            timeout = self._settings.default_timeout if known is None else known.period
+            lease = await self._evidence.read(key, timeout)
             if lease is None:
                 return None, None
         if lease is None or overtaken(self._leases, lease):
