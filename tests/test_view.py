@@ -69,11 +69,35 @@ def test_what_waits_for_one_namespace_runs_when_that_returns() -> None:
     for watch in (eyes.a, eyes.b):
         watch.closed(eyes.now)
     for key in ("a/mac", "b/mac"):
-        deferred.note(key, None)
+        deferred.note(key, None, blind=True)
     eyes.a.opened(eyes.now)
     assert len(queue) == 1
     eyes.b.opened(eyes.now)
     assert len(queue) == 2
+
+
+def test_a_decision_taken_blind_runs_again_even_if_sight_returned_before_it_was_carried_out() -> (
+    None
+):
+    eyes = Eyes()
+    queue = WorkQueue("q", eyes.clock)
+    deferred = Deferred(queue, eyes.view)
+    eyes.a.closed(eyes.now)
+    eyes.clock.advance(HOUR)
+    eyes.a.opened(eyes.now)  # while the status is being written
+    deferred.note("a/mac", None, blind=True)
+    assert len(queue) == 1
+
+
+def test_what_was_decided_with_open_eyes_or_has_a_timer_does_not_wait_for_sight() -> None:
+    eyes = Eyes()
+    queue = WorkQueue("q", eyes.clock)
+    deferred = Deferred(queue, eyes.view)
+    deferred.note("a/mac", None, blind=False)
+    deferred.note("a/other", eyes.now + SECOND, blind=True)
+    eyes.a.closed(eyes.now)
+    eyes.a.opened(eyes.now)
+    assert len(queue) == 0
 
 
 def test_a_stream_that_ends_at_once_leaves_the_sight_as_it_was() -> None:

@@ -172,7 +172,8 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         record = applied.seen.facts.record
         if record is not None:
             self._announced.note(record.uid, skewed(record, self._settings.trust))
-        self._deferred.note(applied.target.key, applied.decision.wake_at)
+        blind = applied.seen.facts.sight.down_since is not None
+        self._deferred.note(applied.target.key, applied.decision.wake_at, blind=blind)
 
     def forget(self, key: str) -> None:
         record = self.book.get(key)

@@ -33,6 +33,7 @@ from llmkube.reconcilers.mirrors import MirrorCache
 from llmkube.reconcilers.shell import Applied, Live, Shell
 from llmkube.reconcilers.status import Ownership, StatusWriter, Target
 from llmkube.reconcilers.watchfulness import Announced, Deferred
+from llmkube.rules.calm import FOREVER
 from llmkube.rules.decision import Decision
 from llmkube.rules.heartbeat import (
     Account,
@@ -279,7 +280,8 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             self._last_writes[key] = applied.now.mono
         if record is not None:
             self._announced.note(record.uid, skewed(record, self._settings.trust))
-        self._deferred.note(key, applied.decision.wake_at)
+        blind = applied.seen.facts.calm_until == FOREVER
+        self._deferred.note(key, applied.decision.wake_at, blind=blind)
 
     def forget(self, key: str) -> None:
         self._last_writes.pop(key, None)

@@ -53,6 +53,7 @@ from llmkube.reconcilers.verification_caches import (
 from llmkube.reconcilers.verification_metrics import VerificationMetrics
 from llmkube.reconcilers.watchfulness import Deferred
 from llmkube.rules import verification
+from llmkube.rules.calm import FOREVER
 from llmkube.rules.check_progress import Refusal
 from llmkube.rules.checks import Bookkeeping, CheckSettings
 from llmkube.rules.verification import Memory, Plan, Seen, VerificationDecision
@@ -210,7 +211,8 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         decision = applied.decision
         key = applied.target.key
         self._memory[key] = decision.memory
-        self._deferred.note(key, decision.wake_at)
+        blind = applied.seen.seen.calm_until == FOREVER
+        self._deferred.note(key, decision.wake_at, blind=blind)
         if decision.result is not None:
             self._metrics.ended(decision.result)
             log.info("check ended", metalnode=key, result=decision.result.value)

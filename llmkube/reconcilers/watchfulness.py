@@ -40,10 +40,17 @@ class Deferred:
         self._keys: set[str] = set()
         view.add_listener(self._sight_changed)
 
-    def note(self, key: str, wake_at: timedelta | None) -> None:
-        """A decision about `key` was carried out; it is to be woken then, or never."""
-        if wake_at is None and self._is_blind(key):
+    def note(self, key: str, wake_at: timedelta | None, *, blind: bool) -> None:
+        """A decision about `key` was carried out; it is to be woken then, or never.
+
+        `blind`: our sight was down when it was made. It may have returned since.
+        """
+        if wake_at is not None or not blind:
+            return
+        if self._is_blind(key):
             self._keys.add(key)
+        else:
+            self._queue.add(key)
 
     def _sight_changed(self) -> None:
         for key in [key for key in self._keys if not self._is_blind(key)]:
