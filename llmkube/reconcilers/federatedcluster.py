@@ -67,7 +67,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         self._queue = queue
         self._settings = settings or PhaseSettings()
         self.book = LivenessBook(self._settings.trust)
-        self._announced = Announced()
+        self._announced = Announced(self.book)
         self._deferred = Deferred(queue, clusters.view)
 
     def attach(self) -> None:
@@ -127,7 +127,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
             return False
         if old.spec != new.spec or after.period != before.period:
             return False
-        if skewed(after, self._settings.trust) is not self._announced.has(after.uid):
+        if skewed(after, self._settings.trust) is not self._announced.has(new.key, after.uid):
             return False
         deadline = after.reference + after.period * self._settings.stale_after
         return before.reference <= after.reference and now.mono <= deadline
@@ -146,7 +146,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
             cluster=cluster,
             record=record,
             sight=self._clusters.view.sight_of(key),
-            skew_announced=record is not None and self._announced.has(record.uid),
+            skew_announced=record is not None and self._announced.has(key, record.uid),
         )
         return Seen(Target.of(cluster, cluster.status), facts)
 
@@ -169,15 +169,13 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         return decide_phase(seen.facts, now, self._settings)
 
     async def act(self, applied: Applied[Seen, Decision]) -> None:
-        record = applied.seen.facts.record
+        key, record = applied.target.key, applied.seen.facts.record
         if record is not None:
-            self._announced.note(record.uid, skewed(record, self._settings.trust))
+            self._announced.note(key, record.uid, skewed(record, self._settings.trust))
         blind = applied.seen.facts.sight.down_since is not None
-        self._deferred.note(applied.target.key, applied.decision.wake_at, blind=blind)
+        self._deferred.note(key, applied.decision.wake_at, blind=blind)
 
     def forget(self, key: str) -> None:
-        record = self.book.get(key)
-        if record is not None:
-            self._announced.note(record.uid, False)
+        self._announced.forget(key)
         self.book.forget(key)
         self._queue.forget(key)

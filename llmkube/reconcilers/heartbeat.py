@@ -116,7 +116,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         self.book = LivenessBook(self._settings.trust)
         """By Lease."""
         self._mirrors = MirrorCache()
-        self._announced = Announced()
+        self._announced = Announced(self.book)
         self._deferred = Deferred(queue, sources.leases.view)
         self._last_writes: dict[str, timedelta] = {}
 
@@ -142,6 +142,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         if new is None:
             self.book.forget(change.key)
             self._mirrors.forget(change.key)
+            self._announced.forget(change.key)
             before = after = None
         else:
             before = self.book.get(change.key)
@@ -151,7 +152,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             if after is before and change.old is not None:
                 return  # no new stamp: not a heartbeat
         for node in self._nodes.store.by_index(_BY_LEASE, change.key):
-            at = self._due(node, before, after, now)
+            at = self._due(node, change.key, before, after, now)
             if at is None:
                 continue
             if at <= now.mono:
@@ -169,7 +170,12 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         )
 
     def _due(
-        self, node: CachedMetalNode, before: Record | None, after: Record | None, now: Now
+        self,
+        node: CachedMetalNode,
+        lease: str,
+        before: Record | None,
+        after: Record | None,
+        now: Now,
     ) -> timedelta | None:
         """When to reconcile a MetalNode whose Lease was just seen to change; None: not for that."""
         if before is None or after is None or before.uid != after.uid:
@@ -179,7 +185,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             return None if self._revoked(node) else now.mono
         if after.period != before.period or after.reference < before.reference:
             return now.mono  # the timer may be set too late
-        if skewed(after, self._settings.trust) is not self._announced.has(after.uid):
+        if skewed(after, self._settings.trust) is not self._announced.has(lease, after.uid):
             return now.mono
         if mirror_is_off(after.stamp, node.status.last_heartbeat_time, self._settings):
             return write_allowed_at(self._last_writes.get(node.key), now, self._settings)
@@ -232,7 +238,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             mirror=self._mirrors.get(_lease_key(node), None if lease is None else lease.report),
             calm_until=self._leases.view.sight_of(key).calm_until(period, ZERO),
             last_write=self._last_writes.get(key),
-            skew_announced=record is not None and self._announced.has(record.uid),
+            skew_announced=record is not None and self._announced.has(_lease_key(node), record.uid),
         )
         return Seen(Target.of(node, node.status), facts)
 
@@ -279,7 +285,8 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         if applied.wrote:
             self._last_writes[key] = applied.now.mono
         if record is not None:
-            self._announced.note(record.uid, skewed(record, self._settings.trust))
+            lease = _lease_key(applied.seen.facts.node)
+            self._announced.note(lease, record.uid, skewed(record, self._settings.trust))
         blind = applied.seen.facts.calm_until == FOREVER
         self._deferred.note(key, applied.decision.wake_at, blind=blind)
 

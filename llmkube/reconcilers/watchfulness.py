@@ -10,25 +10,38 @@ from datetime import timedelta
 
 from llmkube.informers.queue import WorkQueue
 from llmkube.informers.view import View
+from llmkube.reconcilers.book import LivenessBook
 
 
 class Announced:
-    """The UIDs of senders whose clock skew has been announced, until it ends."""
+    """The senders whose clock skew has been announced, until it ends: a UID for each key of
+    `book`, as long as that knows the sender."""
 
-    __slots__ = ("_uids",)
+    __slots__ = ("_book", "_uids")
 
-    def __init__(self) -> None:
-        self._uids: set[str] = set()
+    def __init__(self, book: LivenessBook) -> None:
+        self._book = book
+        self._uids: dict[str, str] = {}
 
-    def has(self, uid: str) -> bool:
-        return uid in self._uids
+    def __len__(self) -> int:
+        return len(self._uids)
 
-    def note(self, uid: str, skewed: bool) -> None:
+    def has(self, key: str, uid: str) -> bool:
+        return self._uids.get(key) == uid
+
+    def note(self, key: str, uid: str, skewed: bool) -> None:
         """The sender's clock was found skewed, and that was announced; or it is right again."""
+        known = self._book.get(key)
+        if known is None or known.uid != uid:
+            return  # it went, or was re-created, while that was written
         if skewed:
-            self._uids.add(uid)
+            self._uids[key] = uid
         else:
-            self._uids.discard(uid)
+            self._uids.pop(key, None)
+
+    def forget(self, key: str) -> None:
+        """The sender is gone."""
+        self._uids.pop(key, None)
 
 
 class Deferred:
