@@ -133,8 +133,7 @@ class Informer(Generic[T]):
         self._complained: dict[Handler[T], timedelta] = {}
         scopes: list[str | None] = sorted(set(namespaces)) or [None]  # type: ignore[assignment]
         self._unsynced: dict[str | None, str] = dict.fromkeys(scopes, "not listed yet")
-        self.refused = False
-        """Not synced because the API server refuses: a missing CRD, or missing rights."""
+        self._refused: set[str | None] = set()
         self._synced = asyncio.Event()
         self._stopped = False
         decoder = EventDecoder(decode)
@@ -187,6 +186,12 @@ class Informer(Generic[T]):
     def synced(self) -> bool:
         """The first list of every namespace is complete."""
         return self._synced.is_set() and not self._unsynced
+
+    @property
+    def refused(self) -> bool:
+        """Not synced because the API server refuses what is missing yet: there is no such CRD, or
+        we have no rights. An outage that follows says nothing to the contrary."""
+        return bool(self._unsynced) and self._unsynced.keys() <= self._refused
 
     @property
     def sync_error(self) -> str | None:
@@ -267,7 +272,6 @@ class Informer(Generic[T]):
             if key not in keys:
                 self._drop(key, now, first_sight=True)
         if self._unsynced.pop(scope, None) is not None and not self._unsynced:
-            self.refused = False
             self._synced.set()
             self._log.info("cache synced", objects=len(self.store), left_out=len(self.bad))
 
@@ -275,7 +279,8 @@ class Informer(Generic[T]):
         """An attempt failed; `refused`: by a server that is well."""
         if scope in self._unsynced:
             self._unsynced[scope] = why
-            self.refused = refused
+            if refused:
+                self._refused.add(scope)
 
     def _drop(self, key: str, now: Now, *, first_sight: bool) -> None:
         self.bad.pop(key, None)
