@@ -14,6 +14,8 @@ from llmkube.api.cached import (
     CachedLease,
     CachedMeta,
     CachedMetalNode,
+    CachedMetalNodeSpec,
+    CachedMetalNodeStatus,
     LeaseMeta,
     LeaseSpec,
     Meta,
@@ -25,6 +27,7 @@ from llmkube.informers.queue import WorkQueue
 from llmkube.kube.resources import FEDERATEDCLUSTERS, LEASES, METALNODES, SERVICEACCOUNTS
 from llmkube.reconcilers.federatedcluster import FederatedClusterReconciler
 from llmkube.reconcilers.heartbeat import METALNODE_INDEXES, HeartbeatReconciler, Sources
+from llmkube.reconcilers.shell import Live
 from llmkube.rules.liveness import skewed
 from tests.support.clock import FakeClock
 
@@ -145,3 +148,38 @@ def test_our_own_freeze_is_nobodys_skew(kind: str, frozen: bool, skew: bool) -> 
         watch.heard(senders.clock.mono + 30 * SECOND)
         senders.send(ahead=-65 * SECOND)
     assert skewed(senders.reconciler.book.get(senders.key), senders.reconciler.book.trust) is skew
+
+
+# What a follower learns of the leader's writes ---------------------------------------------------
+def node(version: str, mirrored: str | None, *, host: str | None = None) -> CachedMetalNode:
+    spec = CachedMetalNodeSpec(lease_name="mac", service_account_name="mac")
+    status = CachedMetalNodeStatus(last_heartbeat_time=mirrored, host_ip=host)
+    return CachedMetalNode(Meta("mac", "macs", "n1", version), spec, status)
+
+
+async def last_write(senders: Senders) -> timedelta | None:
+    seen = await senders.reconciler.observe("macs/mac", senders.clock.now(), Live.NOTHING)
+    found: timedelta | None = seen.facts.last_write
+    return found
+
+
+async def test_a_new_leader_knows_when_the_old_one_wrote_last() -> None:
+    senders = Senders("Mac")
+    nodes, clock = senders.nodes, senders.clock
+    nodes.put(node("1", None), clock.now(), first_sight=True)
+    assert await last_write(senders) is None
+    clock.advance(SECOND)
+    nodes.put(node("2", "2026-01-01T00:00:00Z"), clock.now(), first_sight=False)
+    wrote = clock.mono
+    assert await last_write(senders) == wrote
+    clock.advance(SECOND)
+    nodes.put(node("3", "2026-01-01T00:00:00Z", host="192.0.2.1"), clock.now(), first_sight=False)
+    assert await last_write(senders) == wrote, "what the verification writes is not counted"
+
+
+async def test_what_a_list_shows_does_not_say_when_it_was_written() -> None:
+    senders = Senders("Mac")
+    senders.nodes.put(node("1", None), senders.clock.now(), first_sight=True)
+    late = node("2", "2026-01-01T00:00:00Z")
+    senders.nodes.put(late, senders.clock.now(), first_sight=True)
+    assert await last_write(senders) is None

@@ -200,7 +200,13 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         old, new = change.old, change.new
         if new is None:
             self.forget(change.key)
-        elif old is None or (_ours(old) != _ours(new) and not self._is_right(new, change.at)):
+            return
+        written = old is not None and _ours(old) != _ours(new)
+        if written and not change.first_sight:  # by us, or by the leader before us
+            self._last_writes[change.key] = change.at.mono
+        if old is None or (
+            (written or _identity(old) != _identity(new)) and not self._is_right(new, change.at)
+        ):
             self._queue.add(change.key, initial=change.first_sight)
 
     def _is_right(self, node: CachedMetalNode, now: Now) -> bool:
@@ -295,12 +301,15 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
         self._queue.forget(key)
 
 
+def _identity(node: CachedMetalNode) -> tuple[object, ...]:
+    """Which MetalNode it is, and which version of its spec."""
+    return node.metadata.uid, node.metadata.generation
+
+
 def _ours(node: CachedMetalNode) -> tuple[object, ...]:
-    """What of a MetalNode concerns this reconciler: not what the verification writes."""
+    """What this reconciler has written into a MetalNode: not what the verification writes."""
     status = node.status
     return (
-        node.metadata.uid,
-        node.metadata.generation,
         status.condition(ConditionType.AGENT_CONNECTED),
         status.last_heartbeat_time,
         status.agent_version,
