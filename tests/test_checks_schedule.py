@@ -174,6 +174,24 @@ def test_a_start_in_the_future_counts_from_first_sight() -> None:
     assert bench.state == VERIFIED, "a result is later than its start, whatever the clock says"
 
 
+@pytest.mark.parametrize("pod", [{}, {"podUID": "gone"}], ids=["no pod", "a pod"])
+@pytest.mark.parametrize("name", ["lastStartTime", "lastCheckTime"])
+@pytest.mark.parametrize(
+    "stamp", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:00Z", "0001-01-01T00:00:00Z"]
+)
+def test_no_stamp_in_the_status_keeps_a_mac_from_its_checks(
+    stamp: str, name: str, pod: dict[str, str]
+) -> None:
+    bench = Bench(node=node_of(status={"verification": {name: stamp, **pod}}))
+    bench.wait(MINUTE * 5)
+    assert bench.starts
+    bench.ask()
+    bench.until_start()
+    bench.answer(Reachable=TAILNET)
+    bench.settle()
+    assert bench.state == VERIFIED
+
+
 def test_a_step_of_our_clock_changes_nothing() -> None:
     for step in (timedelta(hours=5), -timedelta(hours=5)):
         bench = verified()

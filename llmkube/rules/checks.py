@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 
 from llmkube.api.cached import CachedVerification, CachedVerifierPlacement
 from llmkube.api.spki import SpkiPin
@@ -26,6 +26,9 @@ from llmkube.clock import ZERO, Now
 SECOND = timedelta(seconds=1)
 _MAX_EXPONENT = 16
 _MAX_FAILURES = 2**31 - 1
+_FAR_AHEAD = datetime(9000, 1, 1, tzinfo=UTC)
+"""Stands for stamps of the last year there is: behind its end, where later ones would be reckoned,
+dates overflow. Far enough before it that what is reckoned from here is a stamp as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,9 @@ class Bookkeeping:
         if cached is None:
             return cls()
         return cls(
-            last_start=parse_time(cached.last_start_time),
+            last_start=_stamp(cached.last_start_time),
             pod_uid=cached.pod_uid or None,
-            last_check=parse_time(cached.last_check_time),
+            last_check=_stamp(cached.last_check_time),
             input_hash=cached.input_hash or None,
             failures=min(max(cached.consecutive_failures or 0, 0), _MAX_FAILURES),
         )
@@ -161,6 +164,12 @@ class Bookkeeping:
     def unanswerable(self) -> Bookkeeping:
         """The check can give no answer any more, which proves nothing about the Mac."""
         return replace(self, pod_uid=None, failures=min(self.failures + 1, _MAX_FAILURES))
+
+
+def _stamp(text: str | None) -> datetime | None:
+    """A stamp of the status, from which later ones can be reckoned."""
+    stamp = parse_time(text)
+    return _FAR_AHEAD if stamp is not None and stamp.year == MAXYEAR else stamp
 
 
 def _round_up(instant: datetime) -> datetime:
@@ -303,7 +312,7 @@ def asks(annotation: str | None, last_start: datetime | None) -> bool:
         return False
     if not annotation:
         return last_start is None
-    return last_start is not None and parse_time(annotation) == last_start
+    return last_start is not None and _stamp(annotation) == last_start
 
 
 def in_utc(instant: datetime) -> str:
