@@ -1,59 +1,111 @@
-"""What is connected before anything runs: queues that wait for leadership, metrics from zero."""
+"""What the controller's informers ask of the API server, as `controller.parts` builds them."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from llmkube.clock import Clock, SystemClock
+from devcluster.controlplane import ControlPlane
+from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
+from llmkube.clock import SystemClock
 from llmkube.controller.options import ControllerName, Options
 from llmkube.controller.parts import Parts
-from llmkube.controller.tuning import Tuning
-from llmkube.informers.options import ReflectorSettings
 from llmkube.kube.client import KubeClient
+from llmkube.kube.config import load_access
 from llmkube.kube.events import EventRecorder
+from llmkube.kube.resources import LEASES, SERVICEACCOUNTS
 from llmkube.metrics import Metrics
-from tests.support.clock import FakeClock
+from tests.support.background import background
+from tests.support.faultproxy import FaultProxy
+from tests.support.wait import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shipped")]
+
+NODE_LEASES = "kube-node-lease"
 
 
 @pytest.fixture
-def parts(admin: KubeClient) -> Parts:
-    return build(admin, SystemClock())
+async def proxy(shipped: ControlPlane) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy.start(shipped) as proxy:
+        yield proxy
 
 
-def build(client: KubeClient, clock: Clock, **tuning: Any) -> Parts:
-    recorder = EventRecorder(client, clock, "test", "one")
-    return Parts(Options(tuning=Tuning(**tuning)), client, recorder, Metrics(), clock)
+@asynccontextmanager
+async def informing(proxy: FaultProxy, cluster: ControlPlane, *namespaces: str) -> Any:
+    """The informers of the heartbeat controller, under its own account, synced."""
+    path = await cluster.service_account_kubeconfig(
+        SYSTEM_NAMESPACE, CONTROLLER_ACCOUNT, server=proxy.server, ca_pem=proxy.ca_pem
+    )
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        client = KubeClient(await load_access(path), clock=clock)
+        await stack.enter_async_context(client)
+        options = Options(controllers=frozenset({ControllerName.HEARTBEAT}), namespaces=namespaces)
+        recorder = EventRecorder(client, clock, "llmkube-controller", "test")
+        parts = Parts(options, client, recorder, Metrics(), clock)
+        await stack.enter_async_context(background(*(i.run() for i in parts.informers.values())))
+        for informer in parts.informers.values():
+            await informer.wait_synced()
+        yield parts
 
 
-@pytest.mark.parametrize("name", list(ControllerName))
-async def test_every_controller_counts_from_zero_before_it_runs(
-    parts: Parts, name: ControllerName
+def manifest(resource: Any, name: str) -> dict[str, Any]:
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return {**head, "metadata": {"name": name}}
+
+
+async def test_leases_everywhere_but_those_of_nodes(
+    shipped: ControlPlane,
+    proxy: FaultProxy,
+    admin: KubeClient,
+    namespace: str,
+    unique: Callable[[str], str],
 ) -> None:
-    def value(metric: str, **labels: str) -> float | None:
-        return parts.metrics.registry.get_sample_value(metric, {"controller": name, **labels})
+    listed, watched = unique("mac"), unique("mac")
+    node = unique("node")
+    await admin.create(LEASES, manifest(LEASES, listed), namespace)
+    await admin.create(LEASES, manifest(LEASES, node), NODE_LEASES)
+    async with informing(proxy, shipped) as parts:
+        leases = parts.informers["leases"].store
+        assert f"{namespace}/{listed}" in leases
+        await admin.merge_patch(LEASES, node, NODE_LEASES, {"spec": {"holderIdentity": "kubelet"}})
+        await admin.create(LEASES, manifest(LEASES, watched), namespace)
+        await eventually(lambda: f"{namespace}/{watched}" in leases, "the later one is seen")
+        assert [key for key in leases.keys() if key.startswith(f"{NODE_LEASES}/")] == []  # noqa: SIM118
+        asked = [request.target for request in proxy.requests if "/leases?" in request.target]
+        assert len(asked) >= 2
+        assert all("fieldSelector=metadata.namespace%21%3Dkube-node-lease" in a for a in asked)
+    await admin.delete(LEASES, node, NODE_LEASES)
 
-    assert value("controller_runtime_reconcile_total", result="error") == 0
-    assert value("controller_runtime_reconcile_errors_total") == 0
-    assert value("controller_runtime_active_workers") == 0
-    assert value("controller_runtime_max_concurrent_reconciles") == 8
+
+async def test_only_the_namespaces_that_were_asked_for(
+    shipped: ControlPlane, proxy: FaultProxy, admin: KubeClient, namespace: str
+) -> None:
+    await admin.create(LEASES, manifest(LEASES, "mac"), namespace)
+    async with informing(proxy, shipped, namespace, SYSTEM_NAMESPACE) as parts:
+        assert f"{namespace}/mac" in parts.informers["leases"].store
+    for resource in ("leases", "serviceaccounts", "metalnodes"):
+        asked = [r.target for r in proxy.requests if f"/{resource}?" in r.target]
+        scopes = {target.split("/namespaces/")[1].split("/")[0] for target in asked}
+        assert scopes == {namespace, SYSTEM_NAMESPACE}
 
 
-async def test_queues_take_no_keys_before_there_are_workers(parts: Parts) -> None:
-    for controller in parts.controllers:
-        controller.queue.add("ns/mac")
-        assert len(controller.queue) == 0
-
-
-async def test_how_long_an_echo_is_awaited_is_a_setting(admin: KubeClient) -> None:
-    clock = FakeClock()
-    settings = ReflectorSettings(echo_limit=timedelta(seconds=1))
-    guard = build(admin, clock, reflector=settings).informers["metalnodes"].guard()
-    guard.wrote("ns/mac", "some-uid", "7")
-    assert guard.check("ns/mac") == "wait"
-    clock.advance(timedelta(seconds=1))
-    assert guard.check("ns/mac") == "read live"
+async def test_of_accounts_only_the_metadata_travels(
+    shipped: ControlPlane, proxy: FaultProxy, admin: KubeClient, namespace: str
+) -> None:
+    await admin.create(SERVICEACCOUNTS, manifest(SERVICEACCOUNTS, "mac"), namespace)
+    async with informing(proxy, shipped) as parts:
+        assert f"{namespace}/mac" in parts.informers["serviceaccounts"].store
+        await admin.create(SERVICEACCOUNTS, manifest(SERVICEACCOUNTS, "later"), namespace)
+        accounts = parts.informers["serviceaccounts"].store
+        await eventually(lambda: f"{namespace}/later" in accounts, "the later one is seen")
+    asked = [request for request in proxy.requests if "/serviceaccounts?" in request.target]
+    lists = [request.accept for request in asked if "watch=" not in request.target]
+    watches = [request.accept for request in asked if "watch=" in request.target]
+    assert lists
+    assert all("as=PartialObjectMetadataList" in accept for accept in lists)
+    assert watches
+    assert all("as=PartialObjectMetadata;" in f"{accept};" for accept in watches)

@@ -203,6 +203,19 @@ async def test_a_clock_that_steps_back_costs_at_most_one_demotion(
         assert later in ([], ["Unreachable", "Connected"])
 
 
+async def test_a_stamp_that_moves_back_is_never_held_back(
+    hub_client: KubeClient, make_site: MakeSite
+) -> None:
+    async with running_hub(hub_client) as hub:
+        site = await make_site(interval=3000)  # 100 s here: the calm of the start lasts for minutes
+        await push_seen(hub, site, times=1)
+        await becomes(site, "Connected")
+        site.ahead = -HOUR
+        await push_seen(hub, site, times=1)
+        await becomes(site, "Unreachable")
+        assert hub.reconciler.book.get(site.name).backwards
+
+
 # Intervals ---------------------------------------------------------------------------------------
 async def test_a_shorter_interval_demotes_nobody_before_the_next_push(
     hub_client: KubeClient, make_site: MakeSite

@@ -17,10 +17,10 @@ from llmkube.api.times import parse_time
 from llmkube.clock import SystemClock
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
-from llmkube.kube.resources import EVENTS, LEASES, METALNODES, SERVICEACCOUNTS
+from llmkube.kube.resources import EVENTS, LEASES, METALNODES, NAMESPACES, SERVICEACCOUNTS
 from tests.conftest import ClientFor
 from tests.support.background import background
-from tests.support.faultproxy import WATCHES, Drop, FaultProxy
+from tests.support.faultproxy import WATCHES, Answer, Drop, FaultProxy, status_body
 from tests.support.hubs import HEARTBEATS, Mac, connections, leading, running_heartbeats
 from tests.support.reports import report_text
 from tests.support.wait import eventually
@@ -387,6 +387,36 @@ async def test_a_blind_controller_disconnects_nobody(
         await asyncio.sleep(TIMEOUT.total_seconds())
         for key, count in before.items():
             assert history.of(key)[count:] == []
+
+
+async def test_a_namespace_that_is_forbidden_holds_up_no_other(
+    proxied: KubeClient, proxy: FaultProxy, namespace: str, admin: KubeClient, make_mac: MakeMac
+) -> None:
+    other = f"{namespace}-b"
+    await admin.create(
+        NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}}
+    )
+    here, there = await make_mac(), Mac(admin, other, "mac")
+    await there.register()
+    watch = rf"/namespaces/{other}/leases\?.*watch="
+    forbidden = Answer(403, status_body(403, "Forbidden"))
+    async with (
+        running_heartbeats(proxied, namespace, other),
+        connections(admin, other).running() as history,
+    ):
+        for mac in (here, there):
+            await mac.beat()
+            await becomes(mac, RECEIVED)
+        before = await history.mark(f"{other}/mac", "True")
+        with proxy.playing(forbidden, watch):
+            proxy.cut(watch)
+            await becomes(here, EXPIRED)
+            await here.beat()
+            await becomes(here, RECEIVED)
+            await becomes(here, EXPIRED)
+            assert history.of(f"{other}/mac")[before:] == [], "nobody looks there: not his silence"
+        await becomes(there, EXPIRED)
+    await admin.delete(NAMESPACES, other)
 
 
 # Writes ------------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ class Request:
     method: str
     target: str
     at: float
+    accept: str = ""
     status: int = 0
 
     @property
@@ -244,7 +245,8 @@ class FaultProxy:
             while (head := await read_head(reader)) is not None:
                 body = b"".join([piece async for piece in read_body(reader, head)])
                 method, target, _ = head.start.split(" ", 2)
-                request = Request(method, target, asyncio.get_running_loop().time())
+                at, accept = asyncio.get_running_loop().time(), head.get("accept") or ""
+                request = Request(method, target, at, accept)
                 self.requests.append(request)
                 exchange = _Exchange(request, writer, asyncio.Event())
                 self._exchanges.add(exchange)

@@ -95,14 +95,13 @@ async def running_hub(
 @asynccontextmanager
 async def running_heartbeats(
     client: KubeClient,
-    namespace: str,
-    *,
+    *namespaces: str,
     settings: HeartbeatSettings = HEARTBEATS,
     reflector: ReflectorSettings = EAGER,
     clock: Clock | None = None,
     leads: bool = True,
 ) -> AsyncIterator[Running]:
-    """The reconciler of heartbeats for one namespace."""
+    """The reconciler of heartbeats for these namespaces, each watched by itself."""
     clock = clock or SystemClock()
 
     def informer(resource: Any, kind: Any, **options: Any) -> Informer[Any]:
@@ -110,7 +109,7 @@ async def running_heartbeats(
             client,
             resource,
             decode=kind,
-            namespaces=[namespace],
+            namespaces=namespaces,
             clock=clock,
             settings=reflector,
             **options,
