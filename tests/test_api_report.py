@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import string
 from base64 import b64decode, b64encode
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -424,6 +424,21 @@ def test_as_many_candidates_as_fit_are_kept_in_order() -> None:
 def test_ten_thousand_candidates_are_too_large() -> None:
     with pytest.raises(InvalidReport, match="more than 16384"):
         parse_report(report_text(candidates=[{"address": "10.0.0.1"}] * 10_000))
+
+
+def test_a_certificate_that_makes_the_library_panic_costs_its_report_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rust code panics with a BaseException, which would end the controller, and again each start:
+    the Lease is still there."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def load(_der: bytes) -> NoReturn:
+        raise panic("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr("cryptography.x509.load_der_x509_certificate", load)
+    with pytest.raises(InvalidReport, match="ingressCertificate"):
+        parse_report(report_text())
 
 
 # Properties -------------------------------------------------------------------------------------

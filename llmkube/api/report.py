@@ -264,6 +264,9 @@ def _has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
+_UNUSABLE_CERTIFICATE = "is not one well-formed DER certificate with a usable key"
+
+
 # The parts --------------------------------------------------------------------------------------
 def _parse_candidates(values: list[Any]) -> tuple[ReportedCandidate, ...]:
     """All of them: there are at most about a thousand in 16 KiB, and the best may come last."""
@@ -315,7 +318,11 @@ def _parse_certificate(text: str, pin: SpkiPin) -> tuple[bytes, str]:
         actual_pin = SpkiPin.of(certificate)
         uris = _uris(certificate)
     except Exception:  # cryptography raises InvalidVersion, UnsupportedAlgorithm, TypeError, …
-        _refuse(field, "is not one well-formed DER certificate with a usable key")
+        _refuse(field, _UNUSABLE_CERTIFICATE)
+    except BaseException as error:  # a panic in its Rust code is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        _refuse(field, _UNUSABLE_CERTIFICATE)
     if actual_pin != pin:
         _refuse(field, "has another key than ingressSPKI pins")
     match = _UID_URN(uris[0]) if len(uris) == 1 else None
