@@ -1,10 +1,19 @@
-"""A Mac that never stops changing its report takes no time from the others."""
+"""Whoever never stops making us look at one Mac takes no time from the others."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
+import pytest
+
+from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod, decode_pod
+from llmkube.api.names import METALNODE_UID_LABEL
+from llmkube.informers.store import Store
 from llmkube.reconcilers.pace import Pace
+from llmkube.reconcilers.verification_caches import NODE_INDEXES, POD_INDEXES, VerificationCaches
+from tests.support.dialback import node_of
+from tests.support.reports import UID
 
 SECOND = timedelta(seconds=1)
 
@@ -43,3 +52,15 @@ def test_every_mac_has_its_own_pace_and_a_new_one_of_its_name_does_not_wait() ->
     assert pace.next("macs/m1", SECOND * 1.5) == SECOND * 2
     pace.forget("macs/m1")
     assert pace.next("macs/m1", SECOND * 1.5) is None
+
+
+@pytest.mark.parametrize(("namespace", "concerned"), [("macs", {"macs/m1"}), ("elsewhere", set())])
+def test_a_pod_that_names_a_mac_of_another_namespace_does_not_make_us_look(
+    namespace: str, concerned: set[str]
+) -> None:
+    nodes = Store[CachedMetalNode](NODE_INDEXES)
+    nodes.put(node_of())
+    caches = VerificationCaches(nodes, Store[CachedLease](), Store[CachedPod](POD_INDEXES))
+    meta = {"name": "p", "namespace": namespace, "uid": "p", "labels": {METALNODE_UID_LABEL: UID}}
+    pod = decode_pod(msgspec.json.encode({"metadata": meta}))
+    assert caches.keys_of_pod(pod) == concerned

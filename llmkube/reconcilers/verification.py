@@ -17,7 +17,7 @@ turn it is.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +55,7 @@ from llmkube.reconcilers.watchfulness import Deferred
 from llmkube.rules import verification
 from llmkube.rules.calm import FOREVER
 from llmkube.rules.check_progress import Refusal
-from llmkube.rules.checks import Bookkeeping, CheckSettings
+from llmkube.rules.checks import SECOND, Bookkeeping, CheckSettings
 from llmkube.rules.verification import Memory, Plan, Seen, VerificationDecision
 from llmkube.rules.verifier_answer import NoAnswer, one_line
 from llmkube.rules.verifier_pod import PodSettings, pod_name, render_pod
@@ -75,6 +75,8 @@ OWNERSHIP = Ownership(
     conditions=(ConditionType.REACHABLE,),
 )
 
+_SWEPT_PER_RUN = 20
+"""Orphans deleted in one run."""
 _LOOKS_PER_INTAKE = 30
 """A report may end a True between two intakes; this often, each second, that is looked at."""
 
@@ -289,20 +291,26 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         """Delete every pod of this MetalNode but the one that is running."""
         decision, before = applied.decision, applied.seen.seen.node
         known = Bookkeeping.of(before.status.verification).pod_uid
-        for pod in applied.seen.pods:
-            uid = pod.metadata.uid
-            if pod.metadata.deletion_timestamp is not None:
-                continue
-            if uid == decision.book.pod_uid and decision.book.running:
-                continue
-            if uid == known or await self._is_orphan(applied.target.key, pod):
-                await self._delete(pod.metadata.namespace, pod.metadata.name, uid)
+        running = decision.book.pod_uid if decision.book.running else None
+        mine = [pod for pod in applied.seen.pods if pod.metadata.uid == known != running]
+        strangers = [p for p in applied.seen.pods if p.metadata.uid not in (known, running)]
+        for pod in _undeleted(mine):
+            await self._delete(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+        await self._sweep_orphans(applied.target.key, strangers)
 
     async def _sweep_after(self, key: str) -> None:
         """Delete what a MetalNode that is gone has left, if garbage collection has not yet."""
-        for pod in self._caches.pods_left_by(key):
-            if pod.metadata.deletion_timestamp is None and await self._is_orphan(key, pod):
+        await self._sweep_orphans(key, self._caches.pods_left_by(key))
+
+    async def _sweep_orphans(self, key: str, pods: Iterable[CachedPod]) -> None:
+        """A few at a time: whoever may create pods may name this MetalNode in thousands of them,
+        and the others' checks need this worker, too."""
+        found = _undeleted(pods)
+        for pod in found[:_SWEPT_PER_RUN]:
+            if await self._is_orphan(key, pod):
                 await self._delete(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+        if len(found) > _SWEPT_PER_RUN:
+            self._queue.add_at(key, self.clock.now().mono + SECOND)
 
     async def _is_orphan(self, key: str, pod: CachedPod) -> bool:
         node = await self._live_node(key)
@@ -329,3 +337,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             if item["metadata"]["uid"] == uid:
                 return msgspec.convert(item, CachedPod)
         return None
+
+
+def _undeleted(pods: Iterable[CachedPod]) -> list[CachedPod]:
+    return [pod for pod in pods if pod.metadata.deletion_timestamp is None]

@@ -102,10 +102,11 @@ class VerificationCaches:
         return tuple(self._pods.by_index(PODS_BY_OWNER, key))
 
     def keys_of_pod(self, pod: CachedPod) -> set[str]:
-        """The MetalNodes that a pod concerns."""
+        """The MetalNodes that a pod concerns: never any of another namespace."""
         keys = set(_owner(pod))
         for uid in _node_uid(pod):
-            keys.update(node.key for node in self.nodes.by_index(NODES_BY_UID, uid))
+            named = self.nodes.by_index(NODES_BY_UID, uid)
+            keys.update(n.key for n in named if n.metadata.namespace == pod.metadata.namespace)
         return keys
 
     # For the slots ------------------------------------------------------------------------------
