@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from devcluster.controlplane import ControlPlane
-from llmkube.api.names import FieldManager
+from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE, FieldManager
 from llmkube.api.times import format_micro_time
+from llmkube.controller.options import ControllerName
 from llmkube.kube.client import KubeClient
 from llmkube.kube.resources import FEDERATEDCLUSTERS
 from tests.conftest import unique_name
@@ -20,11 +21,12 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.cluster
 
 
-async def test_it_reconciles_and_stops_cleanly_on_sigterm(
-    crds: ControlPlane, admin: KubeClient
+async def test_with_the_shipped_rights_it_reconciles_and_stops_cleanly_on_sigterm(
+    shipped: ControlPlane, admin: KubeClient
 ) -> None:
     site = await _site(admin)
-    async with running_controller(crds.admin_kubeconfig) as controller:
+    account = await shipped.service_account_kubeconfig(SYSTEM_NAMESPACE, CONTROLLER_ACCOUNT)
+    async with running_controller(account, "--leader-elect") as controller:
         await eventually(lambda: _phase(admin, site), "the phase is written")
         assert await controller.get("health", "/healthz") == (200, "ok")
         _, exposition = await controller.get("metrics", "/metrics")
@@ -32,6 +34,9 @@ async def test_it_reconciles_and_stops_cleanly_on_sigterm(
         controller.process.signal(signal.SIGTERM)
         assert await controller.process.wait() == 0
         assert controller.logged("stopped")
+        assert controller.logged("reflector interrupted") == [], "it may read all that it wants"
+        started = {one["controller"] for one in controller.logged("controller started")}
+        assert started == set(ControllerName)
 
 
 async def test_a_missing_crd_holds_back_only_its_own_controllers(admin: KubeClient) -> None:

@@ -265,3 +265,21 @@ def test_deadlines_fire_in_order(pairs: list[tuple[str, int]]) -> None:
             fired[taken.key] = int(due.total_seconds())
             one.done(taken.key, due)
     assert fired == earliest
+
+
+def test_a_key_taken_while_a_scrape_reads_the_ages_does_not_upset_it() -> None:
+    schedule = Schedule(BASE, CAP)
+    for key in "ab":
+        schedule.add(key, ZERO)
+        schedule.take(ZERO)
+
+    class Meanwhile(timedelta):
+        """The scraping thread's present, in which the loop's thread gets its turn."""
+
+        def __sub__(self, other: timedelta) -> timedelta:
+            schedule.add("c", ZERO)
+            schedule.take(ZERO)
+            return timedelta.__sub__(self, other)
+
+    total, longest = schedule.unfinished(Meanwhile(seconds=3))
+    assert (total, longest) == (timedelta(seconds=6), timedelta(seconds=3))
