@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from devcluster.kubelet import Ended, Fault, FaultKind, Kubelet, Runner
 from llmkube.api.names import METALNODE_UID_LABEL
 from llmkube.controller.options import DEFAULT_VERIFIER_IMAGE
+from llmkube.kube.errors import NotFound
 from llmkube.kube.resources import PODS, Resource
 from llmkube.verifier.protocol import (
     AddressResult,
@@ -32,6 +34,7 @@ from tests.support.fleet import (
     scaled,
     verifying,
 )
+from tests.support.ports import free_port
 from tests.support.verifierpods import wait_until_pods_are_allowed
 from tests.support.wait import eventually
 
@@ -43,6 +46,19 @@ pytestmark = pytest.mark.cluster
 
 ADDRESS = "127.0.0.1"
 RESOURCE_QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+WEBHOOKS = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    namespaced=False,
+)
+SOON = scaled(
+    timeout=timedelta(seconds=4),
+    connect_timeout=timedelta(seconds=1),
+    handshake_timeout=timedelta(seconds=1),
+)
+"""What can give no answer is tried again soon."""
 
 
 @pytest.fixture
@@ -78,7 +94,7 @@ async def test_a_fault_of_the_pod_says_nothing_about_the_mac(
     controller: Path, shipped: ControlPlane, fleet: Fleet, fault: Fault, words: str
 ) -> None:
     """First to a Mac that was never verified, then to a verified one; the backoff grows."""
-    checks = scaled(timeout=timedelta(seconds=6))
+    checks = SOON
     new = await fleet.add("new", report=reporting(ADDRESS))
     known = await fleet.add("known", report=reporting(ADDRESS))
     runner = answering(all_reachable)
@@ -138,7 +154,7 @@ async def test_a_quota_refuses_the_pod_in_the_api_servers_words(
     mac = await fleet.add("studio", report=reporting(ADDRESS))
     async with (
         Kubelet.start(shipped.admin_kubeconfig, runner=answering(all_reachable)),
-        verifying(controller, checks=scaled(timeout=timedelta(seconds=4))),
+        verifying(controller, checks=SOON),
     ):
         await mac.becomes("Unknown", "VerifierFailed")
         assert "exceeded quota: none" in (await mac.reachable())["message"]
@@ -147,6 +163,58 @@ async def test_a_quota_refuses_the_pod_in_the_api_servers_words(
         assert "podUID" not in book
         await admin.delete(RESOURCE_QUOTAS, "none", fleet.namespace)
         await mac.becomes("True", "Verified")
+
+
+async def test_a_webhook_that_is_down_refuses_the_pod_in_the_api_servers_words(
+    controller: Path,
+    shipped: ControlPlane,
+    fleet: Fleet,
+    admin: KubeClient,
+    unique: Callable[[str], str],
+) -> None:
+    """With failurePolicy Fail the API server answers 500, and nothing else would say why."""
+    name = unique("webhook")
+    webhook = {
+        "apiVersion": WEBHOOKS.api_version,
+        "kind": WEBHOOKS.kind,
+        "metadata": {"name": name},
+        "webhooks": [
+            {
+                "name": "away.llmkube.example",
+                "clientConfig": {"url": f"https://127.0.0.1:{free_port()}/"},
+                "rules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"],
+                        "resources": ["pods"],
+                    }
+                ],
+                "namespaceSelector": {
+                    "matchLabels": {"kubernetes.io/metadata.name": fleet.namespace}
+                },
+                "failurePolicy": "Fail",
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+                "timeoutSeconds": 1,
+            }
+        ],
+    }
+    await admin.create(WEBHOOKS, webhook)
+    try:
+        mac = await fleet.add("studio", report=reporting(ADDRESS))
+        async with (
+            Kubelet.start(shipped.admin_kubeconfig, runner=answering(all_reachable)),
+            verifying(controller, checks=SOON),
+        ):
+            await mac.becomes("Unknown", "VerifierFailed")
+            assert "away.llmkube.example" in (await mac.reachable())["message"]
+            assert (await mac.verification())["consecutiveFailures"] >= 1
+            await admin.delete(WEBHOOKS, name)
+            await mac.becomes("True", "Verified")
+    finally:
+        with suppress(NotFound):
+            await admin.delete(WEBHOOKS, name)
 
 
 async def test_admission_refuses_the_pod_in_the_policys_words(

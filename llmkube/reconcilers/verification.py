@@ -34,7 +34,15 @@ from llmkube.informers.store import Change
 from llmkube.informers.view import View
 from llmkube.informers.worker import Outcome
 from llmkube.kube.client import KubeClient
-from llmkube.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, TooLarge
+from llmkube.kube.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import LEASES, METALNODES, PODS
 from llmkube.reconcilers.check_slots import CheckSlots
@@ -75,6 +83,9 @@ OWNERSHIP = Ownership(
     conditions=(ConditionType.REACHABLE,),
 )
 
+_NO_WEBHOOK = "InternalError"
+"""Of the answer where an admission webhook is down that must be asked: a refusal, in spite of its
+status 500. Should the pod exist all the same, it is an orphan."""
 _SWEPT_PER_RUN = 20
 """Orphans deleted in one run."""
 _LOOKS_PER_INTAKE = 30
@@ -236,7 +247,9 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         )
         try:
             created = await self._client.create(PODS, pod)
-        except (Forbidden, Invalid, NotFound, TooLarge) as error:
+        except (Forbidden, Invalid, NotFound, TooLarge, Unavailable) as error:
+            if isinstance(error, Unavailable) and error.reason != _NO_WEBHOOK:
+                raise
             self._refused(applied, error)
             return
         uid = str(created["metadata"]["uid"])
