@@ -141,6 +141,9 @@ async def serving_apart(
 
     What the routes call must be safe to call from another thread.
     """
+    if address is None:
+        yield 0
+        return
     with _loop_in_a_thread() as run_there:
         server = serving(address, routes)
         port = await run_there(server.__aenter__())

@@ -74,8 +74,8 @@ async def test_metrics_keep_the_content_type_of_the_exposition() -> None:
 
 
 async def test_zero_does_not_listen() -> None:
-    async with serving(None, []) as port:
-        assert port == 0
+    async with serving(None, []) as port, serving_apart(None, []) as other:
+        assert port == other == 0
 
 
 def test_a_loop_is_stuck_once_it_has_not_beaten_for_longer_than_the_limit() -> None:
