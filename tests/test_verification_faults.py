@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -365,3 +366,36 @@ async def test_a_placement_that_no_pod_can_have_is_told_in_the_api_servers_words
         assert "not a label" in (await mac.reachable())["message"]
         await mac.edit(verifier=None)
         await mac.becomes("True", "Verified")
+
+
+async def test_pods_that_cannot_go_away_use_up_no_slot(
+    controller: Path, shipped: ControlPlane, fleet: Fleet, admin: KubeClient
+) -> None:
+    """Whoever may edit pods may put finalizers on them."""
+
+    async def hold(pod: Any, finalizers: list[str]) -> None:
+        body = {"metadata": {"finalizers": finalizers}}
+        await admin.merge_patch(PODS, pod["metadata"]["name"], fleet.namespace, body)
+
+    held = asyncio.Event()
+
+    async def run(pod: Any, stop: Any) -> Any:
+        await held.wait()
+        return await answering(all_reachable)(pod, stop)
+
+    first = await fleet.add("first", report=reporting(ADDRESS))
+    async with (
+        Kubelet.start(shipped.admin_kubeconfig, runner=run),
+        verifying(controller, checks=scaled(max_concurrent=1)),
+    ):
+        await eventually(lambda: _named(first), "a check runs")
+        pod = next(iter(await first.pods()))
+        await hold(pod, ["llmkube.example/hold"])
+        held.set()
+        try:
+            await first.becomes("True", "Verified")
+            second = await fleet.add("second", report=reporting(ADDRESS))
+            await second.becomes("True", "Verified")
+            assert [p["metadata"]["uid"] for p in await first.pods()] == [pod["metadata"]["uid"]]
+        finally:
+            await hold(pod, [])

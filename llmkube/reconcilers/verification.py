@@ -164,7 +164,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
         pod = change.new or change.old
         for key in self._caches.keys_of_pod(pod) if pod is not None else ():
             self._queue.add(key, initial=change.first_sight)
-        if change.new is None:
+        if change.new is None or change.new.metadata.deletion_timestamp is not None:
             self.slots.look()
 
     # One run ------------------------------------------------------------------------------------

@@ -111,10 +111,14 @@ class VerificationCaches:
 
     # For the slots ------------------------------------------------------------------------------
     def running(self) -> set[str]:
-        """Keys of MetalNodes whose podUID names a pod that runs, or that still exists."""
+        """Keys of MetalNodes whose podUID names a pod that runs, or that still exists.
+
+        A pod that is being deleted and whose result is known does not count: whoever may edit pods
+        could put a finalizer on as many as there are slots, and nobody would be checked any more.
+        """
         keys = {node.key for node in self.nodes.by_index(NODES_RUNNING, _YES)}
         for pod in self._pods.values():
-            key = owner_key(pod)
+            key = owner_key(pod) if pod.metadata.deletion_timestamp is None else None
             node = self.nodes.get(key) if key is not None else None
             verification = node.status.verification if node is not None else None
             if key and verification is not None and verification.pod_uid == pod.metadata.uid:
