@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -372,6 +373,28 @@ async def test_revoke_also_ends_an_account_whose_metalnode_is_gone(
     await revoke_metal_token(admin, "mac-1", namespace)
     assert await find(admin, SERVICEACCOUNTS, asked.account, namespace) is None
     await create_metal_token(admin, asked)
+
+
+async def test_a_lease_that_a_mac_keeps_by_a_finalizer_is_told_with_the_way_out(
+    control_plane: ControlPlane, admin: KubeClient, namespace: str, tmp_path: Path
+) -> None:
+    here = {"kubeconfig": control_plane.admin_kubeconfig, "cwd": tmp_path}
+    create = ("metal", "token", "create", "mac-1", "-n", namespace)
+    assert (await run_llmkube(*create, **here)).code == 0
+    held = {"metadata": {"finalizers": ["mac.example/mine"]}}
+    await admin.merge_patch(LEASES, "llmkube-metal-mac-1", namespace, held)
+    await admin.delete(METALNODES, "mac-1", namespace)
+
+    async def only_the_lease() -> bool:
+        return set(await owned_objects(admin, "mac-1", namespace)) == {"Lease"}
+
+    await eventually(only_the_lease, "all else is collected", within=timedelta(minutes=2))
+    ran = await run_llmkube(*create, **here)
+    assert ran.code != 0
+    assert "finalizers hold it: mac.example/mine" in ran.err
+    way_out = ran.err[ran.err.index("`kubectl") + 1 :].partition("`")[0]
+    await control_plane.kubectl(*shlex.split(way_out)[1:])
+    assert (await run_llmkube(*create, **here)).code == 0
 
 
 async def test_rotate_writes_a_new_file_and_keeps_the_server(

@@ -9,7 +9,7 @@ first: adopting its account would keep its old tokens alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -183,15 +183,30 @@ async def refuse_if_taken(
 async def _claimable(
     client: KubeClient, owner: Owner, resource: Resource, name: str, namespace: str | None
 ) -> Object | None:
-    """What is there of ours; None if the name is free. Raises NameTaken."""
+    """What is there of ours; None if the name is free. Raises NameTaken, and CliError if it
+    cannot be freed."""
     found = await find(client, resource, name, namespace)
     match claim(found, owner):
         case Claim.FOREIGN:
             raise NameTaken(_taken(owner, resource, name, namespace))
         case Claim.LEFTOVER if found is not None:
             await remove(client, resource, found)
+            if held_by := found["metadata"].get("finalizers"):
+                raise CliError(_held(resource, name, namespace, held_by))
             return None
     return found
+
+
+def _held(resource: Resource, name: str, namespace: str | None, by: Sequence[str]) -> str:
+    """A Mac may put a finalizer on its Lease, and with it outlive its MetalNode."""
+    where = f" -n {namespace}" if namespace else ""
+    plural = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
+    return (
+        f"{describe(resource, name)} is left by an earlier owner of this name and is deleted, but "
+        f"finalizers hold it: {', '.join(by)}. If nobody you know put them there, run "
+        f'`kubectl{where} patch {plural} {name} --type=merge -p \'{{"metadata":{{"finalizers":null}}}}\'`, then '
+        "run the command again"
+    )
 
 
 def _taken(owner: Owner, resource: Resource, name: str, namespace: str | None) -> str:
