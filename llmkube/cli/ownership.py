@@ -201,11 +201,11 @@ def _held(resource: Resource, name: str, namespace: str | None, by: Sequence[str
     """A Mac may put a finalizer on its Lease, and with it outlive its MetalNode."""
     where = f" -n {namespace}" if namespace else ""
     plural = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
+    patch = """--type=merge -p '{"metadata":{"finalizers":null}}'"""
     return (
         f"{describe(resource, name)} is left by an earlier owner of this name and is deleted, but "
         f"finalizers hold it: {', '.join(by)}. If nobody you know put them there, run "
-        f'`kubectl{where} patch {plural} {name} --type=merge -p \'{{"metadata":{{"finalizers":null}}}}\'`, then '
-        "run the command again"
+        f"`kubectl{where} patch {plural} {name} {patch}`, then run the command again"
     )
 
 
