@@ -106,6 +106,26 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     assert current_token(real) == "new"
 
 
+def test_a_credential_that_is_put_there_during_a_renewal_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flushing takes its time, and the admin's new file must not be lost to the old account's."""
+    path = tmp_path / "k"
+    write(path, "old")
+    flush = os.fsync
+
+    def rotated_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", flush)
+        flush(descriptor)
+        write(path, "of another account")
+
+    monkeypatch.setattr(os, "fsync", rotated_meanwhile)
+    with pytest.raises(ConfigError, match="kept"):
+        replace_token(path, "renewed", replacing="old")
+    assert current_token(path) == "of another account"
+    assert files(tmp_path) == ["k"]
+
+
 def test_a_file_that_someone_else_changed_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "k"
     write(path, "rotated-by-the-admin")

@@ -18,6 +18,8 @@ import yaml
 
 from llmkube.kube.errors import ConfigError
 
+_Signature = tuple[int, int, int, int]
+
 _TEMPLATE = """\
 # A credential of LLMKube. Keep it secret.
 apiVersion: v1
@@ -83,6 +85,7 @@ def replace_token(path: Path, token: str, *, replacing: str | None = None) -> No
     """
     real = path.resolve()
     try:
+        read = _signature(real)
         text = real.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
@@ -92,7 +95,7 @@ def replace_token(path: Path, token: str, *, replacing: str | None = None) -> No
     changed = text[:start] + _quoted(token) + text[end:]
     if _find_token(changed, path)[2] != token:
         raise ConfigError(f"{path}: the token cannot be replaced; write it as a plain string")
-    write_private(real, changed.encode(), keep_owner=True)
+    write_private(real, changed.encode(), renews=read)
 
 
 def current_token(path: Path) -> str:
@@ -140,22 +143,33 @@ def _scalar(node: yaml.Node) -> str:
     raise LookupError(node.tag)
 
 
-def write_private(path: Path, content: bytes, *, keep_owner: bool = False) -> None:
-    """Write a file with mode 0600, whole or not at all. Raises OSError."""
+def write_private(path: Path, content: bytes, *, renews: _Signature | None = None) -> None:
+    """Write a file with mode 0600, whole or not at all. Raises OSError.
+
+    `renews` is the file that `content` was made from: its owner is kept, and if another one has
+    taken its place meanwhile, ConfigError is raised, and that one stays.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
     try:
         with os.fdopen(descriptor, "wb") as file:  # mkstemp made it 0600
-            if keep_owner:
+            if renews is not None:
                 _keep_owner(descriptor, path)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
+        if renews is not None and _signature(path) != renews:
+            raise ConfigError(f"{path}: was replaced just now, and is kept")
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise
     _sync_folder(path.parent)
+
+
+def _signature(path: Path) -> _Signature:
+    found = path.stat()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _keep_owner(descriptor: int, path: Path) -> None:
