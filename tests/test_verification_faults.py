@@ -95,7 +95,7 @@ async def test_a_fault_of_the_pod_says_nothing_about_the_mac(
     controller: Path, shipped: ControlPlane, fleet: Fleet, fault: Fault, words: str
 ) -> None:
     """First to a Mac that was never verified, then to a verified one; the backoff grows."""
-    checks = SOON
+    checks = replace(SOON, timeout=timedelta(seconds=6))
     new = await fleet.add("new", report=reporting(ADDRESS))
     known = await fleet.add("known", report=reporting(ADDRESS))
     runner = answering(all_reachable)
