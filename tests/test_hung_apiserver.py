@@ -18,8 +18,10 @@ from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
 from llmkube.clock import SystemClock
 from llmkube.kube.client import KubeClient
 from llmkube.kube.errors import ApiError
+from llmkube.kube.resources import LEASES, NAMESPACES
 from tests.conftest import ClientFor
 from tests.support.background import background
+from tests.support.controller import running_controller
 from tests.support.hubs import (
     Mac,
     Running,
@@ -45,15 +47,16 @@ async def controller_client(client_for: ClientFor) -> KubeClient:
     return await client_for(SYSTEM_NAMESPACE, CONTROLLER_ACCOUNT)
 
 
-async def keep_sending(send: Callable[[], Awaitable[object]]) -> None:
-    """Send each second; have little patience, and try again a second later."""
+async def keep_sending(send: Callable[[], Awaitable[object]], *, again: float = 1) -> None:
+    """Send each second; have little patience, and try again `again` seconds later."""
     while True:
         try:
             async with asyncio.timeout(0.5):
                 await send()
         except (ApiError, TimeoutError):
-            pass
-        await asyncio.sleep(1)
+            await asyncio.sleep(again)
+        else:
+            await asyncio.sleep(1)
 
 
 @asynccontextmanager
@@ -63,6 +66,24 @@ async def hanging(cluster: ControlPlane) -> AsyncIterator[None]:
         yield
     finally:
         cluster.resume_apiserver()
+
+
+async def test_the_client_tells_of_what_should_have_been_quick(
+    shipped: ControlPlane, admin: KubeClient, namespace: str
+) -> None:
+    told: list[timedelta] = []
+    admin.add_late_listener(lambda asked, now: told.append(now - asked))
+    await admin.get(NAMESPACES, namespace)
+    assert told == []
+    lease = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": "one"}}
+    async with hanging(shipped), asyncio.TaskGroup() as asking:
+        asking.create_task(admin.get(NAMESPACES, namespace))
+        asking.create_task(admin.create(LEASES, lease, namespace))
+        asking.create_task(admin.list_page(LEASES, namespace, limit=10))
+        await asyncio.sleep(1.5)
+        shipped.resume_apiserver()
+    assert len(told) == 1, "creations pass webhooks, and lists may be long"
+    assert told[0] > timedelta(seconds=1)
 
 
 async def test_no_site_is_demoted_but_the_dead_one(
@@ -117,6 +138,37 @@ async def test_no_mac_is_disconnected_but_the_dead_one(
         await eventually(lambda: history.of(key(dead.name))[-1] == "False", "the dead is told")
         for mac in macs:
             assert history.of(key(mac.name))[before[mac.name] :] == []
+
+
+async def test_nor_does_the_loss_of_the_leadership_meanwhile(
+    shipped: ControlPlane, admin: KubeClient, unique: Callable[[str], str]
+) -> None:
+    """The live reads end with the term; what is left to tell of the hang are the renewals."""
+    path = await shipped.service_account_kubeconfig(SYSTEM_NAMESPACE, CONTROLLER_ACCOUNT)
+    tuning = {
+        "leader": {"lease_duration": "3s", "renew_deadline": "2s", "retry_period": "0.5s"},
+        "phase": {"default_interval": "1s", "second": "0.033s"},
+    }
+    sites = [Site(admin, unique("site")) for _ in range(SENDERS)]
+    await asyncio.gather(*(site.register() for site in sites))
+    flags = ("--leader-elect", "--controllers=federatedcluster")
+    async with (
+        background(*(keep_sending(site.push, again=2) for site in sites)),
+        running_controller(path, *flags, tuning=tuning) as controller,
+        phases(admin).running() as history,
+    ):
+        before = {site.name: await history.mark(site.name, "Connected") for site in sites}
+        await asyncio.sleep(2 * CALM.total_seconds())
+        terms = len(controller.logged("controller started"))
+        async with hanging(shipped):
+            await asyncio.sleep(2 * HANG.total_seconds())
+        await eventually(
+            lambda: len(controller.logged("controller started")) > terms, "it leads again"
+        )
+        await asyncio.sleep(CALM.total_seconds())
+        for site in sites:
+            assert history.of(site.name)[before[site.name] :] == []
+    await asyncio.gather(*(site.remove() for site in sites))
 
 
 async def past_the_calm(running: Running) -> None:

@@ -110,6 +110,20 @@ def test_a_stream_that_ends_at_once_leaves_the_sight_as_it_was() -> None:
     assert eyes.b.sight == before
 
 
+def test_an_answer_that_came_late_is_an_outage_of_every_watch() -> None:
+    eyes = Eyes()
+    eyes.a.heard(eyes.now)
+    eyes.clock.advance(50 * SECOND)
+    eyes.b.heard(eyes.now)  # as soon as the server was back
+    eyes.view.stalled(eyes.now - 45 * SECOND, eyes.now)
+    assert [watch.sight.outages[-1].length for watch in (eyes.a, eyes.b)] == [
+        50 * SECOND,
+        45 * SECOND,
+    ]
+    assert eyes.held("a/mac")
+    assert eyes.view.up
+
+
 # Streams that stay open --------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("silence", "late"),

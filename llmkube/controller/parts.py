@@ -279,6 +279,7 @@ class Parts:
             settings=self._options.tuning.reflector,
             metrics=self.metrics.reflector(resource.plural),
         )
+        self._client.add_late_listener(informer.view.stalled)
         self.informers[resource.plural] = informer
         return informer
 

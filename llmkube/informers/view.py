@@ -138,6 +138,11 @@ class View:
         for listener in self._listeners:
             listener()
 
+    def stalled(self, asked: timedelta, now: timedelta) -> None:
+        """What was asked then is answered only now, or not at all: see WatchView.stalled."""
+        for watch in self._watches:
+            watch.stalled(asked if watch.heard_at is None else min(watch.heard_at, asked), now)
+
     # For the calm rule --------------------------------------------------------------------------
 
     def watch_of(self, key: str) -> WatchView:

@@ -23,7 +23,7 @@ from llmkube.clock import ZERO, Clock
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import Forbidden, Gone, Unauthorized, Unavailable
 from llmkube.kube.resources import SELFSUBJECTREVIEWS, SERVICEACCOUNTS, Resource
-from llmkube.kube.transport import Call, Gate, Transport
+from llmkube.kube.transport import Call, Gate, LateListener, Transport
 from llmkube.kube.watch import WatchStream
 from llmkube.metrics import Metrics
 
@@ -113,6 +113,11 @@ class KubeClient:
         twin._transport = self._transport
         twin.write_gate = None
         return twin
+
+    def add_late_listener(self, listener: LateListener) -> None:
+        """Call `listener` whenever the API server took long over what should be quick, or gave no
+        answer: it hangs, for whoever else asks it, too."""
+        self._transport.late_listeners.append(listener)
 
     # Reading -----------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from llmkube.metrics import RestMetrics
 
 JSON = "application/json"
 ERROR_BODY_LIMIT = 64 * 1024
+LATE_ANSWER = timedelta(seconds=1)
+"""What is quick takes milliseconds; an API server that needs longer hangs."""
 
 _NETWORK_ERRORS = (Disconnected, BadAnswer, OSError, TimeoutError)
 
@@ -49,8 +51,16 @@ class Call:
     compressed: bool = False
     """Ask for gzip: worth it for lists, never for watches."""
 
+    @property
+    def quick(self) -> bool:
+        """Whether nothing but the API server itself can make this take long: no webhook (they
+        mostly mind what is created), no long list."""
+        return self.method in ("GET", "PUT") and not self.compressed
+
 
 Gate = Callable[[], None]
+LateListener = Callable[[timedelta, timedelta], None]
+"""Is told when something was asked, and when that was answered or given up (both monotonic)."""
 
 
 class Transport:
@@ -71,6 +81,7 @@ class Transport:
         self._timeout = request_timeout.total_seconds()
         self._logins = Logins(access, clock)
         self._pool = Pool()
+        self.late_listeners: list[LateListener] = []
 
     def close(self) -> None:
         """Cut the idle connections."""
@@ -87,11 +98,20 @@ class Transport:
         `gate` is called right before each time the call is sent (connecting may take a while
         before that), and may raise.
         """
+        asked = self._clock.now().mono
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._attempts(call, gate)
         except TimeoutError as error:
             raise self._failed(call, f"no answer within {self._timeout:g} s") from error
+        finally:
+            self._note_late(call, asked)
+
+    def _note_late(self, call: Call, asked: timedelta) -> None:
+        now = self._clock.now().mono
+        if now - asked > LATE_ANSWER and call.quick:
+            for listener in self.late_listeners:
+                listener(asked, now)
 
     async def _attempts(self, call: Call, gate: Gate | None) -> bytes:
         login, fresh = await self._logins.current(), False

@@ -3,7 +3,9 @@
 Before a demotion the evidence is read live, and how that goes says something by itself. An API
 server that hangs leaves our streams open and silent: it takes nobody's heartbeat, and its late
 answer is the old one. So `Evidence` reports a late answer, or none, as an outage of our sight, and
-the calm rule does the rest. Read `informers.view` for what becomes of that.
+the calm rule does the rest. (The client tells of late answers to whatever else we ask, see
+`KubeClient.add_late_listener`; it cannot know how short the timeout is that is to be judged.) Read
+`informers.view` for what becomes of that.
 """
 
 from __future__ import annotations
