@@ -463,6 +463,23 @@ async def test_a_namespace_of_its_own_choice_makes_no_difference(
         await controller.create(PODS, pod, "kube-system")
 
 
+async def test_a_controller_that_is_installed_elsewhere_is_confined_too(
+    admin: KubeClient, client_for: ClientFor, controller: KubeClient, namespace: str
+) -> None:
+    """kustomize's `namespace:` moves the account, and does not reach into the policy."""
+    await create_account(admin, namespace, CONTROLLER_ACCOUNT)
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}]
+    await grant(admin, namespace, CONTROLLER_ACCOUNT, rules)
+    moved = await client_for(namespace, CONTROLLER_ACCOUNT)
+
+    async def confined() -> bool:
+        with pytest.raises(Forbidden) as caught:  # at first for want of the right
+            await moved.create(PODS, foreign_pod("by-a-copy"), namespace)
+        return POLICY in caught.value.message
+
+    await eventually(confined, "the policy is what refuses it")
+
+
 # What it must let pass --------------------------------------------------------------------------
 PASSES: list[tuple[str, Change]] = [
     ("the pod as the controller makes it", lambda pod: None),
