@@ -24,7 +24,7 @@ from llmkube.api.cached import (
     decode_pod,
 )
 from llmkube.api.crdgen import FEDERATEDCLUSTER, METALNODE, Definition, object_schema
-from llmkube.api.names import MAX_REPORT_BYTES, VERIFY_ANNOTATION
+from llmkube.api.names import MAX_REPORT_BYTES, METALNODE_UID_LABEL, VERIFY_ANNOTATION
 from llmkube.api.report import InvalidReport, parse_report
 
 METADATA = {
@@ -137,6 +137,31 @@ def test_a_federatedcluster() -> None:
     assert site.status.phase == "Stale"
     assert site.status.capacity is not None
     assert site.status.capacity.gpus_total == 8
+
+
+def test_of_a_pod_only_the_question_is_kept_and_of_a_strangers_nothing() -> None:
+    """Anybody may put a verifier's labels on thousands of pods."""
+    filler = "y" * 200_000
+    question = {"name": "LLMKUBE_CHECK", "value": "{}"}
+    env = [{"name": "OTHER", "value": filler}, question]
+    stranger = {"apiVersion": "v1", "kind": "ConfigMap", "name": filler[:253], "uid": "c"}
+    metadata = {
+        **METADATA,
+        "annotations": {"a": filler},
+        "labels": {METALNODE_UID_LABEL: "u-2", "b": "c"},
+        "ownerReferences": [stranger, *METADATA["ownerReferences"]],
+    }
+    spec = {"containers": [{"name": "verifier", "env": env}]}
+    ours = decode_pod(encoded(metadata=metadata, spec=spec))
+    assert [owner.kind for owner in ours.metadata.owner_references] == ["MetalNode"]
+    assert [variable.value for variable in ours.spec.containers[0].env] == ["{}"]
+    assert ours.metadata.labels is not None
+    assert ours.metadata.labels.metalnode_uid == "u-2"
+    question["value"] = filler
+    foreign = decode_pod(encoded(metadata={**metadata, "ownerReferences": [stranger]}, spec=spec))
+    assert foreign.spec.containers == ()
+    for pod in (ours, foreign):
+        assert len(msgspec.json.encode(pod)) < 1_000
 
 
 def test_a_pod_that_ended() -> None:

@@ -16,7 +16,13 @@ from typing import TypeVar
 import msgspec
 from msgspec import field
 
-from llmkube.api.names import MAX_REPORT_BYTES, REPORT_ANNOTATION, VERIFY_ANNOTATION
+from llmkube.api.names import (
+    MAX_REPORT_BYTES,
+    METALNODE_UID_LABEL,
+    REPORT_ANNOTATION,
+    VERIFY_ANNOTATION,
+)
+from llmkube.verifier.protocol import CHECK_VARIABLE
 
 T = TypeVar("T", bound="CachedObject")
 
@@ -60,12 +66,6 @@ class Meta(Identity, frozen=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-
-
-class OwnedMeta(Meta, frozen=True):
-    """ObjectMeta of a kind whose owners matter to us."""
-
-    owner_references: tuple[OwnerReference, ...] = ()
 
 
 class CachedObject(Part, frozen=True):
@@ -232,6 +232,22 @@ class CachedFederatedCluster(CachedObject, frozen=True):
 
 
 # Pod --------------------------------------------------------------------------------------------
+class PodLabels(Part, frozen=True):
+    metalnode_uid: str | None = field(default=None, name=METALNODE_UID_LABEL)
+
+
+class PodMeta(Identity, frozen=True):
+    """Of the owners only MetalNodes are kept."""
+
+    deletion_timestamp: str | None = None
+    labels: PodLabels | None = None
+    owner_references: tuple[OwnerReference, ...] = ()
+
+    def __post_init__(self) -> None:
+        owners = tuple(owner for owner in self.owner_references if owner.kind == "MetalNode")
+        msgspec.structs.force_setattr(self, "owner_references", owners)
+
+
 class EnvVar(Part, frozen=True):
     name: str = ""
     value: str | None = None
@@ -243,9 +259,12 @@ class Container(Part, frozen=True):
     name: str = ""
     env: tuple[EnvVar, ...] = ()
 
+    def __post_init__(self) -> None:
+        question = tuple(variable for variable in self.env if variable.name == CHECK_VARIABLE)
+        msgspec.structs.force_setattr(self, "env", question)
+
 
 class PodSpec(Part, frozen=True):
-    node_name: str | None = None
     containers: tuple[Container, ...] = ()
 
 
@@ -300,9 +319,17 @@ class PodStatus(Part, frozen=True):
 
 
 class CachedPod(CachedObject, frozen=True):
-    metadata: OwnedMeta
+    """A pod with a verifier's labels, which anybody may put on his: of one that no MetalNode owns
+    nothing is kept that could be large. (One that a MetalNode owns and does not name is deleted.)
+    """
+
+    metadata: PodMeta
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+    def __post_init__(self) -> None:
+        if not self.metadata.owner_references:
+            msgspec.structs.force_setattr(self, "spec", PodSpec())
 
 
 # Decoders ---------------------------------------------------------------------------------------

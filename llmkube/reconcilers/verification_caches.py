@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
-from llmkube.api.names import METALNODE_UID_LABEL, ConditionType
+from llmkube.api.names import ConditionType
 from llmkube.informers.guard import parse_version
 from llmkube.informers.store import Change, Store
 from llmkube.kube.resources import METALNODES
@@ -57,8 +57,8 @@ def _owner(pod: CachedPod) -> Iterable[str]:
 
 
 def _node_uid(pod: CachedPod) -> Iterable[str]:
-    uid = (pod.metadata.labels or {}).get(METALNODE_UID_LABEL)
-    return (uid,) if uid else ()
+    labels = pod.metadata.labels
+    return (labels.metalnode_uid,) if labels is not None and labels.metalnode_uid else ()
 
 
 NODE_INDEXES: Mapping[str, Callable[[CachedMetalNode], Iterable[str]]] = {
