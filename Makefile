@@ -8,7 +8,7 @@ PYTEST_ARGS ?= -n 3 --dist loadfile
 BENCH ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock test lint format generate check-generated demo e2e bench image clean
+.PHONY: help setup lock test lint format generate check-generated demo cluster e2e bench image clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-test: setup ## Run the tests (the first time, build a local control plane: about 5 minutes)
+test: setup ## Run the tests (the first time, build a local control plane: 5 to 12 minutes)
 	$(BIN)/python -m devcluster.binaries
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -47,6 +47,9 @@ check-generated: generate ## Fail if the generated files differ from the committ
 
 demo: setup ## Run the main job on a local real API server, with a live view
 	$(BIN)/llmkube demo $(DEMO_ARGS)
+
+cluster: setup ## Run a bare local control plane until Ctrl-C, to try things by hand
+	$(BIN)/python -m devcluster
 
 e2e: setup ## Prove it on a real node: kubelet, containerd, images (root on Debian 12)
 	$(BIN)/python -m e2e

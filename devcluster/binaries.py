@@ -90,14 +90,14 @@ def _build(folder: Path, programs: dict[str, str]) -> None:
     go = _go()
     _say(
         f"building {', '.join(programs)} {KUBERNETES_VERSION} from Go modules,"
-        " once: about five minutes on two cores, one gigabyte of downloads"
+        " once: 5 to 12 minutes on two cores, one gigabyte of downloads"
     )
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
-        for name, package in programs.items():
-            _say(f"  {name} …")
+        for number, (name, package) in enumerate(programs.items(), start=1):
+            began = time.monotonic()
+            _say(f"  {name} ({number} of {len(programs)}) …")
             _go_build(go, package, Path(scratch) / name)
-            _say(f"  {name} done after {time.monotonic() - began:.0f} s")
+            _say(f"  {name} took {time.monotonic() - began:.0f} s")
         done = Path(scratch) / "done"
         done.mkdir()
         for name in programs:

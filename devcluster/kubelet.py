@@ -82,8 +82,15 @@ Runner = Callable[[Pod, "asyncio.Event"], Awaitable[Ended]]
 class Kubelet:
     """Scheduler and kubelet of a few made-up nodes. Create with `Kubelet.start`."""
 
-    def __init__(self, client: KubeClient, nodes: tuple[Node, ...], runner: Runner) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        nodes: tuple[Node, ...],
+        runner: Runner,
+        refuses: Callable[[Pod], str | None],
+    ) -> None:
         self._client = client
+        self._refuses = refuses
         self._nodes = nodes
         self._runner = runner
         self._faults: list[tuple[Callable[[Pod], bool], Fault]] = []
@@ -94,12 +101,19 @@ class Kubelet:
     @staticmethod
     @asynccontextmanager
     async def start(
-        kubeconfig: Path, *, nodes: tuple[Node, ...] = (Node(),), runner: Runner | None = None
+        kubeconfig: Path,
+        *,
+        nodes: tuple[Node, ...] = (Node(),),
+        runner: Runner | None = None,
+        refuses: Callable[[Pod], str | None] = lambda _pod: None,
     ) -> AsyncIterator[Kubelet]:
-        """Register the nodes and run until the block ends; `kubeconfig` must be an admin's."""
+        """Register the nodes and run until the block ends; `kubeconfig` must be an admin's.
+
+        `refuses` says why a pod is not to run here; it then stays Pending, and says so.
+        """
         access = await load_access(kubeconfig)
         async with KubeClient(access, clock=SystemClock()) as client:
-            kubelet = Kubelet(client, nodes, runner or run_process)
+            kubelet = Kubelet(client, nodes, runner or run_process, refuses)
             await kubelet._register()
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(kubelet._watch_for_ever(tasks))
@@ -203,10 +217,11 @@ class Kubelet:
         """Bind the pod to the first node that suits it, or say why none does."""
         fault = self._fault(pod)
         suits = [node for node in self._nodes if _suits(node, pod)]
-        if not suits or (fault and fault.kind is FaultKind.UNSCHEDULABLE):
+        refusal = self._refuses(pod)
+        if refusal or not suits or (fault and fault.kind is FaultKind.UNSCHEDULABLE):
             total = len(self._nodes)
             why = f"0/{total} nodes are available: {total} node(s) didn't match Pod's node selector"
-            text = fault.text if fault and fault.text else why
+            text = refusal or (fault.text if fault and fault.text else why)
             await self._set_status(
                 pod, phase="Pending", conditions=[_scheduled("False", "Unschedulable", text)]
             )
@@ -324,16 +339,19 @@ async def run_process(pod: Pod, stop: asyncio.Event) -> Ended:
         log = Path(folder) / "termination-log"
         log.touch()
         container = pod["spec"]["containers"][0]
-        child = await asyncio.create_subprocess_exec(
-            *container.get("command", []),
-            *container.get("args", []),
-            env=_environment(container, log),
-            cwd=folder,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *container.get("command", []),
+                *container.get("args", []),
+                env=_environment(container, log),
+                cwd=folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return Ended(128, str(error), "StartError")
         reaper.watch_group(child.pid)
         grace = timedelta(seconds=pod["spec"].get("terminationGracePeriodSeconds", 30))
         code = await _until_ended(child, stop, grace)

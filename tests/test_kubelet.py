@@ -50,6 +50,27 @@ async def test_a_failing_command_fails_the_pod(
     assert _terminated(pod)["exitCode"] == 3
 
 
+async def test_a_command_that_does_not_exist_fails_only_its_own_pod(
+    admin: KubeClient, kubelet: Kubelet, namespace: str
+) -> None:
+    name = await _create(admin, namespace, "", command=["no-such-program"])
+    assert _terminated(await _ended(admin, namespace, name))["reason"] == "StartError"
+    other = await _create(admin, namespace, "")
+    assert (await _ended(admin, namespace, other))["status"]["phase"] == "Succeeded"
+
+
+async def test_a_refused_pod_stays_pending_and_says_why(
+    control_plane: ControlPlane, admin: KubeClient, namespace: str
+) -> None:
+    async with Kubelet.start(control_plane.admin_kubeconfig, refuses=lambda _pod: "not here"):
+        name = await _create(admin, namespace, "")
+
+        async def shows() -> bool:
+            return "not here" in str((await admin.get(PODS, name, namespace))["status"])
+
+        await eventually(shows, "the refusal is in the status")
+
+
 async def test_the_active_deadline_ends_a_pod(
     admin: KubeClient, kubelet: Kubelet, namespace: str
 ) -> None:
@@ -122,7 +143,7 @@ async def _create(admin: KubeClient, namespace: str, script: str, **spec: Any) -
     container = {
         "name": "main",
         "image": "none",
-        "command": ["python", "-c", script],
+        "command": spec.pop("command", ["python", "-c", script]),
         "env": spec.pop("env", []),
     }
     body = {

@@ -35,17 +35,23 @@ class Missed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One fault: its key, what the audience is told, what is done, and what must follow."""
+    """One fault: its key, what the audience is told, what is done, and what must follow.
+
+    `unfit` says why it cannot be played now, None if it can.
+    """
 
     key: str
     title: str
     story: str
     do: Callable[[Stage], Awaitable[None]]
     expect: Check
+    unfit: Callable[[Stage], str | None] = lambda _stage: None
 
 
 async def play(stage: Stage, act: Act, *, within: timedelta = WITHIN) -> None:
-    """Do it and wait for what must follow. Raises Missed."""
+    """Do it and wait for what must follow. Raises Missed, also if it does not fit now."""
+    if why := act.unfit(stage):
+        raise Missed(f"{act.title}: {why}")
     await act.do(stage)
     await wait_for(stage, act.title, act.expect, within=within)
 
@@ -126,6 +132,17 @@ EVERYTHING_IS_WELL = all_of(
 )
 
 
+# What must be the case before ---------------------------------------------------------------------
+
+
+def running(name: str, otherwise: str) -> Callable[[Stage], str | None]:
+    return lambda stage: None if name in stage.processes else f"{name} is not running; {otherwise}"
+
+
+def stopped(name: str, otherwise: str) -> Callable[[Stage], str | None]:
+    return lambda stage: f"{name} is running; {otherwise}" if name in stage.processes else None
+
+
 # What is done -------------------------------------------------------------------------------------
 
 
@@ -150,23 +167,17 @@ async def _start_agent(stage: Stage) -> None:
 
 
 async def _steal_address(stage: Stage) -> None:
-    await stage.stop(MACBOOK)
-    await hostile.steal_address(
-        stage.kubeconfig_of(MACBOOK), MACBOOK, NAMESPACE, victim_port=stage.ports[MINI]
-    )
+    await stage.start_thief(MACBOOK, hostile.stolen_address(stage.ports[MINI]))
 
 
 async def _steal_identity(stage: Stage) -> None:
-    if MACBOOK in stage.processes:
-        await stage.stop(MACBOOK)
     victim = await stage.client.get(LEASES, METAL_ACCOUNT_PREFIX + MINI, NAMESPACE)
     report: dict[str, Any] = json.loads(victim["metadata"]["annotations"][REPORT_ANNOTATION])
-    await hostile.steal_identity(
-        stage.kubeconfig_of(MACBOOK), MACBOOK, NAMESPACE, victim_report=report
-    )
+    await stage.start_thief(MACBOOK, hostile.stolen_identity(report))
 
 
 async def _honest_again(stage: Stage) -> None:
+    await stage.stop_thief()
     stage.start_agent(MACBOOK)
 
 
@@ -230,6 +241,7 @@ ACTS = (
         f"{OSAKA} pushes no more: Stale after three intervals, Unreachable after ten.",
         _stop_edge,
         site_is(OSAKA, "Stale"),
+        running(OSAKA, "press e first"),
     ),
     Act(
         "2",
@@ -237,6 +249,7 @@ ACTS = (
         f"{STUDIO} loses power: disconnected when its Lease ends, and no address any more.",
         _kill_agent,
         mac_is(STUDIO, "HeartbeatExpired", "AgentDisconnected"),
+        running(STUDIO, "press 3 first"),
     ),
     Act(
         "3",
@@ -244,6 +257,7 @@ ACTS = (
         f"{STUDIO} beats again: connected at once, dialled back, verified.",
         _start_agent,
         mac_is(STUDIO, "HeartbeatReceived", "Verified"),
+        stopped(STUDIO, "press 2 first"),
     ),
     Act(
         "4",
@@ -268,6 +282,7 @@ ACTS = (
         f"{MACBOOK}'s own agent reports the truth, and is verified.",
         _honest_again,
         mac_is(MACBOOK, "HeartbeatReceived", "Verified"),
+        stopped(MACBOOK, "press 4 or 5 first"),
     ),
     Act(
         "7",
@@ -278,6 +293,7 @@ ACTS = (
             mac_is(MINI, "HeartbeatReceived", "Verified"),
             event_is("IngressKeyChanged", MINI),
         ),
+        running(MINI, "start the demo again"),
     ),
     Act(
         "8",
@@ -285,6 +301,7 @@ ACTS = (
         f"{MACBOOK}'s account is deleted: cut off at once, whatever still beats.",
         _revoke,
         mac_is(MACBOOK, "ServiceAccountNotFound", "AgentDisconnected"),
+        running(MACBOOK, "press 6 first"),
     ),
     Act(
         "9",
@@ -292,6 +309,7 @@ ACTS = (
         f"A new credential file for {MACBOOK}: the running agent picks it up.",
         _renew,
         mac_is(MACBOOK, "HeartbeatReceived", "Verified"),
+        running(MACBOOK, "press 6 first"),
     ),
     Act(
         "u",
@@ -299,6 +317,7 @@ ACTS = (
         f"Nobody has touched {OSAKA} since: by now it is Unreachable.",
         _nothing,
         site_is(OSAKA, "Unreachable"),
+        stopped(OSAKA, "press 1 first"),
     ),
     Act(
         "e",
@@ -306,6 +325,7 @@ ACTS = (
         f"{OSAKA} was silent for ten intervals; one push, and it is Connected.",
         _start_edge,
         site_is(OSAKA, "Connected"),
+        stopped(OSAKA, "press 1 first"),
     ),
     Act(
         "c",

@@ -121,7 +121,8 @@ async def _step(console: Console, stage: Stage, act: Act | None) -> None:
 @asynccontextmanager
 async def _live(console: Console, picture: Picture, stage: Stage) -> AsyncIterator[None]:
     """Keep the picture on the screen while the block runs."""
-    with Live(picture.render(), console=console, screen=True, auto_refresh=False) as screen:
+    first = picture.render(console.height)
+    with Live(first, console=console, screen=True, auto_refresh=False) as screen:
 
         async def refresh() -> None:
             while True:
@@ -129,7 +130,7 @@ async def _live(console: Console, picture: Picture, stage: Stage) -> AsyncIterat
                     await picture.look(stage)
                 except ApiError as error:
                     picture.tell(error.message)
-                screen.update(picture.render(), refresh=True)
+                screen.update(picture.render(console.height), refresh=True)
                 await asyncio.sleep(_REFRESH)
 
         async with asyncio.TaskGroup() as tasks:
@@ -139,19 +140,31 @@ async def _live(console: Console, picture: Picture, stage: Stage) -> AsyncIterat
 
 
 async def _by_key(stage: Stage, picture: Picture, *, script: bool) -> None:
-    """Play what the keys ask for, until q."""
+    """Play what the keys ask for, one thing at a time, until q."""
     keys: asyncio.Queue[str] = asyncio.Queue()
-    acts = {act.key: [act] for act in ACTS} | {"s": list(ACTS)}
-    if script:
-        keys.put_nowait("s")
+    known: dict[str, list[Act | None]] = {act.key: [act] for act in ACTS}
+    known["s"] = list(ACTS)
+    beginning: list[Act | None] = [None, *(ACTS if script else ())]
     with _keyboard(keys):
-        await _narrated(stage, picture, None)
-        while (key := await keys.get()) != "q":
-            for act in acts.get(key, ()):
-                await _narrated(stage, picture, act)
+        async with asyncio.TaskGroup() as tasks:
+            playing = tasks.create_task(_play_all(stage, picture, beginning))
+            while (key := await keys.get()) != "q":
+                if key not in known:
+                    continue
+                if playing.done():
+                    playing = tasks.create_task(_play_all(stage, picture, known[key]))
+                else:
+                    picture.tell("  busy: one thing at a time (q quits)")
+            playing.cancel()
+
+
+async def _play_all(stage: Stage, picture: Picture, acts: list[Act | None]) -> None:
+    for act in acts:
+        await _narrated(stage, picture, act)
 
 
 async def _narrated(stage: Stage, picture: Picture, act: Act | None) -> None:
+    """Play an act, or wait for the beginning; whatever goes wrong is told, and ends nothing."""
     title = act.title if act else "Everything comes up"
     picture.tell(f"… {title}: {act.story}" if act else f"… {title}")
     try:
@@ -160,8 +173,8 @@ async def _narrated(stage: Stage, picture: Picture, act: Act | None) -> None:
         else:
             await wait_for(stage, title, EVERYTHING_IS_WELL)
         picture.tell(f"✓ {title}")
-    except Missed as error:
-        picture.tell(f"✗ {error}")
+    except (Missed, ApiError, CliError, RuntimeError, OSError) as error:
+        picture.tell(f"✗ {' '.join(str(error).split())}")
 
 
 @contextmanager

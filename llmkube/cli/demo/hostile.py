@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +15,44 @@ from llmkube.api.times import format_micro_time
 from llmkube.clock import SystemClock
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
+from llmkube.kube.errors import ApiError
 from llmkube.kube.resources import LEASES
 
+BEAT = timedelta(seconds=2)
 
-async def steal_address(kubeconfig: Path, thief: str, namespace: str, *, victim_port: int) -> None:
-    """Claim, with the thief's own key, to be served where the victim is."""
-    await _report(kubeconfig, thief, namespace, {"ingressPort": victim_port})
-
-
-async def steal_identity(
-    kubeconfig: Path, thief: str, namespace: str, *, victim_report: dict[str, Any]
-) -> None:
-    """Claim to be the victim altogether: its address, its key, its certificate."""
-    await _report(kubeconfig, thief, namespace, victim_report)
+Lies = Mapping[str, Any]
 
 
-async def _report(kubeconfig: Path, thief: str, namespace: str, lies: dict[str, Any]) -> None:
+def stolen_address(port: int) -> Lies:
+    """To be served, with the thief's own key, where the victim is."""
+    return {"ingressPort": port}
+
+
+def stolen_identity(victim_report: Lies) -> Lies:
+    """To be the victim altogether: its address, its key, its certificate."""
+    return victim_report
+
+
+async def lie(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
+    """One heartbeat with lies. Raises ApiError."""
+    await _report(kubeconfig, thief, namespace, lies)
+
+
+async def keep_lying(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
+    """Beat with lies until cancelled: a thief who is silent is only a Mac that is offline."""
+    while True:
+        await asyncio.sleep(BEAT.total_seconds())
+        with suppress(ApiError):
+            await _report(kubeconfig, thief, namespace, lies)
+
+
+async def _report(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
     """One heartbeat of the thief with some fields of its last report replaced."""
     clock = SystemClock()
     async with KubeClient(await load_access(kubeconfig), clock=clock) as client:
         lease = METAL_ACCOUNT_PREFIX + thief
         found = await client.get(LEASES, lease, namespace)
-        report = json.loads(found["metadata"]["annotations"][REPORT_ANNOTATION]) | lies
+        report = json.loads(found["metadata"]["annotations"][REPORT_ANNOTATION]) | dict(lies)
         body = {
             "metadata": {"annotations": {REPORT_ANNOTATION: json.dumps(report)}},
             "spec": {"renewTime": format_micro_time(clock.now().wall)},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from llmkube.api.names import COMPONENT_LABEL, VERIFIER_COMMAND, VERIFIER_COMPONENT
 from llmkube.cli.errors import CliError
 from llmkube.kube.config import load_access
 
@@ -30,6 +31,16 @@ def checkout() -> Path:
             "the demo runs from a checkout of the project: clone it and run `make demo` there"
         ) from error
     return Path(devcluster.__file__).resolve().parent.parent
+
+
+def _only_verifiers(pod: Mapping[str, Any]) -> str | None:
+    """This machine is no node: it starts nothing but verifiers, which send no byte."""
+    labels = pod["metadata"].get("labels") or {}
+    if labels.get(COMPONENT_LABEL) == VERIFIER_COMPONENT:
+        command = pod["spec"]["containers"][0].get("command")
+        if command == list(VERIFIER_COMMAND):
+            return None
+    return "The demo runs verifier pods only: it has no nodes for others."
 
 
 @dataclass(slots=True)
@@ -65,7 +76,8 @@ class Installation:
         async with AsyncExitStack() as stack:
             options = Options(audit=audit_log is not None)
             cluster = await stack.enter_async_context(ControlPlane.start(options))
-            await stack.enter_async_context(Kubelet.start(cluster.admin_kubeconfig))
+            kubelet = Kubelet.start(cluster.admin_kubeconfig, refuses=_only_verifiers)
+            await stack.enter_async_context(kubelet)
             yield Installation(folder, cluster.admin_kubeconfig, None, cluster)
             if audit_log is not None:
                 shutil.copyfile(cluster.audit_log, audit_log)

@@ -25,7 +25,8 @@ from aiohttp import web
 
 from llmkube.api.names import CONTROLLER_ACCOUNT, SYSTEM_NAMESPACE
 from llmkube.cli.credentials import Credentials, write
-from llmkube.cli.demo.installation import Installation
+from llmkube.cli.demo import hostile
+from llmkube.cli.demo.installation import Installation, checkout
 from llmkube.cli.fleet_registration import FleetOptions, register_site, unregister_site
 from llmkube.cli.metal_credentials import (
     MetalTokenOptions,
@@ -79,6 +80,8 @@ class Stage:
     client: KubeClient
     upstream: int
     settings: Settings
+    tasks: asyncio.TaskGroup
+    thief: asyncio.Task[None] | None = None
     processes: dict[str, Process] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -158,6 +161,21 @@ class Stage:
             "--health-probe-bind-address=0",
         )
 
+    async def start_thief(self, name: str, lies: hostile.Lies) -> None:
+        """Put a hostile agent in the place of that Mac's own. Raises ApiError."""
+        await self.stop_thief()
+        if name in self.processes:
+            await self.stop(name)
+        kubeconfig = self.kubeconfig_of(name)
+        await hostile.lie(kubeconfig, name, NAMESPACE, lies)
+        lying = hostile.keep_lying(kubeconfig, name, NAMESPACE, lies)
+        self.thief = self.tasks.create_task(lying, name="thief")
+
+    async def stop_thief(self) -> None:
+        if self.thief is not None:
+            self.thief.cancel()
+            self.thief = None
+
     async def kill(self, name: str) -> None:
         """SIGKILL: a crash, a power cut."""
         await self.processes.pop(name).kill()
@@ -181,8 +199,10 @@ class Stage:
 
     def check_alive(self) -> None:
         """Raise ProcessFailed, with its last words, if one of the programs ended by itself."""
-        for process in self.processes.values():
-            process.check_alive()
+        for name, process in list(self.processes.items()):
+            if process.returncode is not None:
+                del self.processes[name]
+                process.check_alive()
 
     # Up and down --------------------------------------------------------------------------------
 
@@ -207,6 +227,7 @@ class Stage:
 
     async def close(self) -> None:
         """Stop everything; in a cluster that is not ours, remove what we made there, too."""
+        await self.stop_thief()
         await asyncio.gather(*(process.stop() for process in self.processes.values()))
         self.processes.clear()
         if self.settings.kubeconfig is not None:
@@ -221,6 +242,7 @@ class Stage:
 @asynccontextmanager
 async def set_up(settings: Settings) -> AsyncIterator[Stage]:
     """Everything installed and running while the block runs. Raises ConfigError, ProcessFailed."""
+    checkout()
     from devcluster import reaper
 
     async with AsyncExitStack() as stack:
@@ -239,7 +261,8 @@ async def set_up(settings: Settings) -> AsyncIterator[Stage]:
         access = await load_access(installation.kubeconfig, settings.context)
         client = await stack.enter_async_context(KubeClient(access, clock=SystemClock()))
         upstream = await stack.enter_async_context(_pretended_llm())
-        stage = Stage(folder, installation, client, upstream, settings)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        stage = Stage(folder, installation, client, upstream, settings, tasks)
         stack.push_async_callback(stage.close)
         await stage.open()
         yield stage

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from llmkube.api.times import parse_time
@@ -26,7 +26,11 @@ _COLOURS = {
     "Stale": "yellow",
     "Unreachable": "red",
 }
-_EVENTS_SHOWN = 8
+_EVENTS_SHOWN = 30
+_STORY_LINES = 5
+_HELP_LINES = 9
+_TABLE_LINES = 5
+"""Of a table without rows: title, header, borders."""
 
 Object = Mapping[str, Any]
 
@@ -58,15 +62,27 @@ class Picture:
         """Add a line to the story."""
         self.story.append(line)
 
-    def render(self) -> RenderableType:
-        """The whole screen."""
-        return Group(
-            _help(self.kubeconfig),
-            Panel(Text("\n".join(self.story[-6:])), title="Story", title_align="left"),
+    def render(self, height: int) -> RenderableType:
+        """The whole screen, cut to the window's height: what is newest stays in sight."""
+        rows = len(self.nodes) + len(self.sites)
+        spare = height - rows - _TABLE_LINES * 2
+        roomy = spare > _STORY_LINES + _HELP_LINES
+        story = self.story[-_STORY_LINES:] if roomy else self.story[-2:]
+        spare -= len(story) + 2 + (_HELP_LINES if roomy else 2)
+        parts: list[RenderableType] = [
+            _help(self.kubeconfig, roomy=roomy),
+            Panel(_lines(story), title="Story", title_align="left"),
             _nodes_table(self.nodes),
             _sites_table(self.sites),
-            _events_table(self.events),  # last: in a small window the end is cut off
-        )
+        ]
+        if spare > _TABLE_LINES:
+            newest = list(reversed(self.events))[: spare - _TABLE_LINES]
+            parts.append(_events_table(newest))
+        return Group(*parts)
+
+
+def _lines(lines: list[str]) -> Text:
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 
 def _nodes_table(nodes: list[Object]) -> Table:
@@ -76,7 +92,7 @@ def _nodes_table(nodes: list[Object]) -> Table:
         "Host IP",
         "Connected",
         "Reachable",
-        "Why",
+        Column("Why", ratio=1, no_wrap=True, overflow="ellipsis"),
         title=f"MetalNodes in {NAMESPACE}",
         title_justify="left",
         expand=True,
@@ -93,7 +109,7 @@ def _nodes_table(nodes: list[Object]) -> Table:
             status.get("hostIP", ""),
             _coloured(connected.get("status", "")),
             _coloured(reachable.get("status", "")),
-            f"{why.get('reason', '')}: {why.get('message', '')}",
+            f"{why['reason']}: {why['message']}" if why else "",
         )
     return table
 
@@ -126,7 +142,13 @@ def _sites_table(sites: list[Object]) -> Table:
 
 def _events_table(events: list[Object]) -> Table:
     table = Table(
-        "Time", "About", "Reason", "Note", title="Events", title_justify="left", expand=True
+        "Time",
+        "About",
+        "Reason",
+        Column("Note", ratio=1, no_wrap=True, overflow="ellipsis"),
+        title="Events, newest first",
+        title_justify="left",
+        expand=True,
     )
     for event in events:
         when = parse_time(_event_time(event))
@@ -141,10 +163,14 @@ def _events_table(events: list[Object]) -> Table:
     return table
 
 
-def _help(kubeconfig: str) -> Panel:
-    keys = "   ".join(f"[{act.key}] {act.title}" for act in ACTS)
+def _help(kubeconfig: str, *, roomy: bool) -> RenderableType:
+    keys = "  ".join(f"[{act.key}] {act.title}" for act in ACTS)
+    keys = f"{keys}  [s] play all  [q] quit"
+    if not roomy:
+        short = " ".join(act.key for act in ACTS)
+        return _lines([f"keys: {short}  s: play all  q: quit  (a taller window shows more)"])
     text = Text(
-        f"{keys}   [s] play all   [q] quit\n\n"
+        f"{keys}\n"
         f"export KUBECONFIG={kubeconfig}\n"
         f"kubectl get mn,fc -A -o wide      llmkube metal describe studio -n {NAMESPACE}\n"
         f"kubectl get events -n {NAMESPACE}   llmkube fleet status"
