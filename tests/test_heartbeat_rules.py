@@ -298,9 +298,13 @@ def test_transition_time_moves_with_the_status_only() -> None:
     ("known", "age", "words"),
     [
         (facts(seen=beat()), 2 * TIMEOUT, ["m1-lease", "2026-01-01T12:00:00Z", "log"]),
-        (facts(seen=None, lease_exists=False), MINUTE, ["metal token create m1"]),
+        (facts(seen=None, lease_exists=False), MINUTE, ["metal token create m1 -n "]),
         (facts(seen=None), MINUTE, ["llmkube agent"]),
-        (facts(seen=None, account=Account.MISSING), MINUTE, ["m1-account", "metal token rotate"]),
+        (
+            facts(seen=None, account=Account.MISSING),
+            MINUTE,
+            ["m1-account", "metal token create m1 -n "],
+        ),
         (facts(seen=beat(improves=False)), MINUTE, ["ahead of the controller's clock", "NTP"]),
         (facts(seen=beat(skew=-timedelta(hours=2))), MINUTE, ["60 s behind", "NTP"]),
         (facts(seen=beat(skew=timedelta(hours=2))), MINUTE, ["60 s ahead of", "NTP"]),

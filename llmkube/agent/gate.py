@@ -126,4 +126,6 @@ def make_gate(token_file: Path | None, *, insecure: bool) -> Gate:
             "every request to the LLM with 401"
         )
         return ClosedGate()
-    return TokenGate(token_file)
+    gate = TokenGate(token_file)
+    gate.usable()  # reads it now, so that the log tells at the start what is wrong with it
+    return gate

@@ -196,9 +196,10 @@ class Heartbeat:
         self._lease_report = answer.carried
         if answer.overwritten:
             log.warning(
-                "somebody else changed the report on our Lease: if another machine uses the same "
-                "credential, give it its own with `llmkube metal token create`",
+                "somebody else changed the report on our Lease",
                 lease=node.lease,
+                do="if another machine uses the same credential, give it its own with `llmkube "
+                f"metal token create OTHER-NAME -n {node.target.namespace}`",
             )
         if answer.disowned:
             if not self._hurried:
@@ -241,11 +242,13 @@ class Heartbeat:
         """Once per kind of trouble, not once per attempt."""
         trouble = f"{type(error).__name__}: {error}"
         if trouble != self._trouble:
-            log.warning("no heartbeat", why=str(error), do=_advice(error))
+            do = advise(error, self._wanted.describe(self._client.access))
+            log.warning("no heartbeat", why=str(error), do=do)
         self._trouble = trouble
 
 
-def _advice(error: Exception, platform: str = sys.platform) -> str:
+def advise(error: Exception, named: str, platform: str = sys.platform) -> str:
+    """What to do about it; `named` is how the command line names this MetalNode."""
     match error:
         case Unavailable() if platform == "darwin" and "No route to host" in str(error):
             return (
@@ -254,13 +257,14 @@ def _advice(error: Exception, platform: str = sys.platform) -> str:
             )
         case Unauthorized():
             return (
-                "the token has expired or was revoked: run `llmkube metal token create NAME` where "
-                "you administer the cluster, and put the new file in place of this one"
+                f"the token has expired or was revoked: run `llmkube metal token create {named}` "
+                "where you administer the cluster, and put the new file in place of this one"
             )
         case NotFound():
             return (
-                "the MetalNode or its Lease is gone: run `llmkube metal token create NAME`, and "
-                "put the new file in place of this one"
+                f"the MetalNode or its Lease is gone: run `llmkube metal token create {named}`, "
+                "and put the new file in place of this one. If there is no such MetalNode at this "
+                "server at all, compare the server's URL in the kubeconfig, too"
             )
         case Forbidden():
             return "the credential belongs to another MetalNode, or its Role was changed"

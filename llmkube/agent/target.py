@@ -45,3 +45,11 @@ class Wanted:
                 "so it does not say which MetalNode this machine is: give --name"
             )
         return Target(self.namespace or access.namespace, name)
+
+    def describe(self, access: Access) -> str:
+        """How the command line names the MetalNode: NAME -n NAMESPACE."""
+        try:
+            target = self.target(access)
+        except ConfigError:
+            return f"{self.name or 'NAME'} -n {self.namespace or access.namespace}"
+        return f"{target.name} -n {target.namespace}"

@@ -210,7 +210,9 @@ def _token_options(
 def _next_steps(name: str, namespace: str) -> str:
     return (
         "Copy this file to the Mac over a safe channel, remove it here, and start there:\n"
-        "  llmkube agent --kubeconfig FILE --upstream http://127.0.0.1:PORT\n"
+        "  (umask 077; openssl rand -hex 32 > relay-token)   # once; for whoever may use the LLM\n"
+        "  llmkube agent --kubeconfig FILE --upstream http://127.0.0.1:PORT "
+        "--relay-token-file relay-token\n"
         f"Then see `llmkube metal describe {name} -n {namespace}`."
     )
 

@@ -106,8 +106,8 @@ def _advise_connection(node: Node, reason: str) -> list[str]:
         case ConnectedReason.NEVER_CONNECTED:
             return [
                 "Start the agent on the Mac: "
-                "`llmkube agent --kubeconfig FILE --upstream http://127.0.0.1:PORT` with the file "
-                f"that {create} wrote.",
+                "`llmkube agent --kubeconfig FILE --upstream http://127.0.0.1:PORT "
+                f"--relay-token-file relay-token` with the file that {create} wrote.",
                 "If it runs, its log says why it does not get through: the API server's URL as "
                 "seen from the Mac (--server), a firewall, or an expired token.",
             ]

@@ -132,4 +132,5 @@ def _as_dict(account: MetalAccount) -> Object:
 
 def _nothing(what: str, namespace: str | None, advice: str) -> Hint:
     where = "in any namespace" if namespace is None else f"in namespace {namespace} (-A: in all)"
-    return Hint(f"No {what} {where}. Make one with `{advice}`.")
+    target = "NAMESPACE" if namespace is None else namespace
+    return Hint(f"No {what} {where}. Make one with `{advice} -n {target}`.")

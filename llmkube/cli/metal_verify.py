@@ -136,7 +136,8 @@ async def wait_for_check(client: KubeClient, request: Request, timeout: timedelt
         pass
     raise CliError(
         f"no result after {timeout.total_seconds():g} s: the controller may be stopped or at its "
-        f"limit of checks; see `llmkube metal describe {request.name}`, or give a longer --timeout",
+        f"limit of checks; see `llmkube metal describe {request.name} -n {request.namespace}`, "
+        "or give a longer --timeout",
         ExitCode.NEGATIVE,
     )
 

@@ -273,26 +273,25 @@ def _skew(facts: HeartbeatFacts, settings: HeartbeatSettings) -> str:
 
 # What to say ------------------------------------------------------------------------------------
 def _message(facts: HeartbeatFacts, reason: ConnectedReason, settings: HeartbeatSettings) -> str:
-    name, spec = facts.node.metadata.name, facts.node.spec
+    metadata, spec = facts.node.metadata, facts.node.spec
+    create = f"`llmkube metal token create {metadata.name} -n {metadata.namespace}`"
     match reason:
         case ConnectedReason.HEARTBEAT_RECEIVED:
             return f"The agent renews Lease {spec.lease_name}.{_skew(facts, settings)}"
         case ConnectedReason.SERVICE_ACCOUNT_NOT_FOUND:
             return (
                 f"ServiceAccount {spec.service_account_name} does not exist: this Mac's access is "
-                f"revoked. To let it in again, run `llmkube metal token rotate {name}` and put the "
-                "new file on the Mac."
+                f"revoked. To let it in again, run {create} and put the new file on the Mac."
             )
         case ConnectedReason.LEASE_NOT_FOUND:
             return (
-                f"Lease {spec.lease_name} does not exist. Run `llmkube metal token create {name}` "
-                "again: it creates what is missing and keeps the rest."
+                f"Lease {spec.lease_name} does not exist. Run {create} again: it creates what is "
+                "missing and keeps the rest."
             )
         case ConnectedReason.NEVER_CONNECTED:
             return (
                 f"The agent has never renewed Lease {spec.lease_name}. Start `llmkube agent` on "
-                f"the Mac with the file that `llmkube metal token create {name}` wrote, and look "
-                "at its log."
+                f"the Mac with the file that {create} wrote, and look at its log."
             )
         case ConnectedReason.HEARTBEAT_EXPIRED:
             return _expired_message(facts, settings)

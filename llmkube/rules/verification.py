@@ -374,7 +374,7 @@ class _Case:
         events: list[EventNote] = []
         before = self.status.ingress_spki
         if before and view.pin is not None and before != str(view.pin):
-            events.append(_key_changed(self.node.metadata.name, before, str(view.pin)))
+            events.append(_key_changed(self.node, before, str(view.pin)))
         if verdict.reason is ReachableReason.INVALID_REPORT:
             known = self.prior.message if self.prior is not None else ""
             if verdict.message != known and verdict.message not in told:
@@ -405,14 +405,15 @@ def _parse_pin(text: str | None) -> SpkiPin | None:
         return None
 
 
-def _key_changed(name: str, before: str, after: str) -> EventNote:
+def _key_changed(node: CachedMetalNode, before: str, after: str) -> EventNote:
+    metadata = node.metadata
     return EventNote(
         EventType.WARNING,
         "IngressKeyChanged",
         "Verify",
         f"The agent's ingress key changed from {before} to {after}. If nobody reinstalled the agent"
         " or removed its state, somebody else may hold its credential: look at the Mac, and run"
-        f" `llmkube metal token rotate {name}`.",
+        f" `llmkube metal token rotate {metadata.name} -n {metadata.namespace}`.",
     )
 
 
