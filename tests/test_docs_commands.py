@@ -130,29 +130,31 @@ _FOLDERS = "|".join(sorted(p.name for p in ROOT.iterdir() if p.is_dir() and p.na
 _PATH = re.compile(rf"(?<![\w./-])(?:\./)?((?:{_FOLDERS})/[\w./-]*\w)")
 
 
+MY_CLUSTER, OVERLAY_EXAMPLE = "config/my-cluster", "config/overlay-example"
+"""What the reader makes, by a copy of the second."""
+
+
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_files_that_are_named_exist(path: Path) -> None:
     for line in commands(path.read_text(encoding="utf-8")):
-        for name in _PATH.findall(line):
+        for name in _PATH.findall(line.replace(MY_CLUSTER, OVERLAY_EXAMPLE)):
             assert (ROOT / name).exists(), f"{name} in {line!r}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_kustomizations_that_are_applied_exist(path: Path) -> None:
     for line in commands(path.read_text(encoding="utf-8")):
-        for name in re.findall(r"\s-k (config/\S+)", line):
+        for name in re.findall(r"\s-k (config/\S+)", line.replace(MY_CLUSTER, OVERLAY_EXAMPLE)):
             assert (ROOT / name / "kustomization.yaml").exists(), line
 
 
-def test_the_example_overlay_builds(tmp_path: Path) -> None:
-    """Documentation shows it, so people will copy it."""
+def test_the_example_overlay_sets_what_it_shows() -> None:
+    """Documentation shows it, and people copy it; `image_fields.yaml` cannot be shared."""
     (example,) = blocks(section(page(OPERATIONS), "Configure"), "yaml")
-    (tmp_path / "config").symlink_to(ROOT / "config")
-    overlay = tmp_path / "my-cluster"
-    overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(example)
+    overlay = ROOT / OVERLAY_EXAMPLE
+    assert example.strip() == (overlay / "kustomization.yaml").read_text().strip()
     fields = (ROOT / "config/default/image_fields.yaml").read_text()
-    (overlay / "image_fields.yaml").write_text(fields)
+    assert (overlay / "image_fields.yaml").read_text() == fields
     built = subprocess.run(
         [kubectl.path(), "kustomize", str(overlay)], capture_output=True, text=True, check=False
     )
@@ -164,7 +166,7 @@ def test_the_example_overlay_builds(tmp_path: Path) -> None:
     assert "--deny-cidr=10.96.0.0/12" in container["args"]
     verifier = objects["ConfigMap", "llmkube-verifier"]["data"]["image"]
     assert verifier.startswith("registry.example.com/")
-    assert ("PrometheusRule", "llmkube") in objects
+    assert ("PrometheusRule", "llmkube") not in objects, "its CRD may be missing"
 
 
 # A stranger's machine ---------------------------------------------------------------------------
