@@ -35,6 +35,7 @@ from tests.support.agentprocess import (
     llmkube,
     register_mac,
 )
+from tests.support.command import run_llmkube
 from tests.support.ports import free_port
 from tests.support.wait import eventually
 
@@ -332,8 +333,36 @@ async def test_check_tells_everything_and_writes_nothing(mac: Mac, tmp_path: Pat
     assert await mac.uid() in text
     assert "192.0.2.1 (override)" in text
     assert "FAIL" not in text
+    assert "WARN authentication: no --relay-token-file" in text
     assert not (tmp_path / "none").exists()
     assert await mac.beats.read() == before
+
+
+async def test_a_missing_kubeconfig_is_told_before_a_key_is_made(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for flags in ((), ("--check",)):
+        ran = await run_llmkube(
+            *("agent", *flags, "--kubeconfig", str(tmp_path / "absent")),
+            *("--state-dir", str(state), "--upstream", "http://127.0.0.1:9"),
+        )
+        assert ran.code != 0
+        assert "give --kubeconfig FILE, or copy the file" in ran.out + ran.err
+        assert not state.exists()
+
+
+async def test_check_says_what_to_do_after_a_revocation(mac: Mac, tmp_path: Path) -> None:
+    file = tmp_path / "revoked.kubeconfig"
+    text = mac.kubeconfig.read_text()
+    file.write_text(re.sub(r"(token: \S{20}.*)\.[\w-]+", r"\1.AAAA", text))
+    assert file.read_text() != text
+    ran = await run_llmkube(
+        *("agent", "--check", "--kubeconfig", str(file)),
+        *("--state-dir", str(tmp_path / "none"), "--upstream", "http://127.0.0.1:9"),
+    )
+    assert ran.code == 1
+    assert re.search(
+        r"FAIL cluster: .*Unauthorized.*`llmkube metal token create \S+ -n \S+`", ran.out
+    )
 
 
 async def create_fresh(mac: Mac) -> bool:

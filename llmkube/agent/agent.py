@@ -198,11 +198,21 @@ def _signature(path: Path) -> tuple[int, ...]:
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
 
+def require_kubeconfig(options: AgentOptions) -> None:
+    """Raises ConfigError if the credential is not there."""
+    if not options.kubeconfig.expanduser().exists():
+        raise ConfigError(
+            f"there is no kubeconfig at {options.kubeconfig}: give --kubeconfig FILE, or copy the "
+            "file that `llmkube metal token create` wrote to that place"
+        )
+
+
 async def run_agent(options: AgentOptions, clock: Clock) -> None:
     """Run the agent until SIGTERM or SIGINT; a second one does not wait for running requests.
 
     Raises ConfigError or StateError if it cannot begin.
     """
+    require_kubeconfig(options)  # before a key is made for nothing
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     with StateDir.open(options.state_dir) as state:

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-from llmkube.agent.agent import AgentOptions
+from llmkube.agent.agent import AgentOptions, require_kubeconfig
 from llmkube.agent.discovery import choose
 from llmkube.agent.gate import TokenGate
 from llmkube.agent.hardware import read_capacity
+from llmkube.agent.heartbeat import advise
 from llmkube.agent.identity import load_certificate, load_identity
 from llmkube.agent.interfaces import InterfacesUnreadable, read_interfaces
 from llmkube.agent.statedir import StateError
@@ -29,11 +31,19 @@ from llmkube.kube.resources import LEASES, METALNODES
 UPSTREAM_TIMEOUT_SECONDS: Final = 5.0
 
 
+class Level(StrEnum):
+    """How a line of the check begins. Only FAIL makes the check fail."""
+
+    OK = "ok"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the check."""
 
-    good: bool
+    level: Level
     text: str
 
 
@@ -45,11 +55,11 @@ class CheckReport:
 
     @property
     def good(self) -> bool:
-        return all(finding.good for finding in self.findings)
+        return all(finding.level is not Level.FAIL for finding in self.findings)
 
     @property
     def text(self) -> str:
-        return "\n".join(f"{'ok  ' if f.good else 'FAIL'} {f.text}" for f in self.findings)
+        return "\n".join(f"{f.level:<4} {f.text}" for f in self.findings)
 
 
 async def check_agent(options: AgentOptions, clock: Clock) -> CheckReport:
@@ -66,11 +76,15 @@ async def check_agent(options: AgentOptions, clock: Clock) -> CheckReport:
 
 
 def _good(text: str) -> list[Finding]:
-    return [Finding(True, text)]
+    return [Finding(Level.OK, text)]
+
+
+def _doubtful(text: str) -> list[Finding]:
+    return [Finding(Level.WARN, text)]
 
 
 def _bad(text: str) -> list[Finding]:
-    return [Finding(False, text)]
+    return [Finding(Level.FAIL, text)]
 
 
 async def _identity(options: AgentOptions) -> list[Finding]:
@@ -93,10 +107,11 @@ async def _addresses(options: AgentOptions) -> list[Finding]:
         return _bad(f"addresses: {error}")
     discovery = choose(found, options.host_ips, options.ingress_bind)
     lines = [
-        Finding(True, f"address: {candidate.address} ({candidate.source})")
+        Finding(Level.OK, f"address: {candidate.address} ({candidate.source})")
         for candidate in discovery.candidates
     ] or _bad("addresses: none to offer; connect a network, or name one with --host-ip")
-    return lines + [Finding(True, f"address not offered: {item}") for item in discovery.rejected]
+    rejected = [Finding(Level.OK, f"address not offered: {item}") for item in discovery.rejected]
+    return lines + rejected
 
 
 async def _hardware() -> list[Finding]:
@@ -123,7 +138,7 @@ async def _upstream(options: AgentOptions) -> list[Finding]:
         await writer.wait_closed()
     if options.upstream.local:
         return _good(f"LLM server: {options.upstream} answers")
-    return _good(
+    return _doubtful(
         f"LLM server: {options.upstream} answers, but it is not this machine's loopback: anybody "
         "on that network can pass the ingress by"
     )
@@ -131,9 +146,15 @@ async def _upstream(options: AgentOptions) -> list[Finding]:
 
 async def _access(options: AgentOptions) -> list[Finding]:
     if options.insecure_no_auth:
-        return _good("authentication: none (--insecure-no-auth): the port is open to everybody")
+        return _doubtful(
+            "authentication: none (--insecure-no-auth): the port is open to everybody; give "
+            "--relay-token-file instead"
+        )
     if options.relay_token_file is None:
-        return _good("authentication: no --relay-token-file, so every request gets 401")
+        return _doubtful(
+            "authentication: no --relay-token-file, so every request gets 401: make one with "
+            "`(umask 077; openssl rand -hex 32 > relay-token)`, and give it here"
+        )
     if not TokenGate(options.relay_token_file).usable():
         return _bad(
             f"authentication: {options.relay_token_file} holds no usable token, so every request "
@@ -144,6 +165,7 @@ async def _access(options: AgentOptions) -> list[Finding]:
 
 async def _cluster(options: AgentOptions, clock: Clock) -> list[Finding]:
     try:
+        require_kubeconfig(options)
         access = await load_access(options.kubeconfig)
         target = options.wanted.target(access)
         timeout = options.settings.heartbeat.attempt_timeout
@@ -153,7 +175,8 @@ async def _cluster(options: AgentOptions, clock: Clock) -> list[Finding]:
     except ConfigError as error:
         return _bad(f"credential: {error}")
     except ApiError as error:
-        return _bad(f"cluster: {access.server} refuses or does not answer: {error}")
+        todo = advise(error, options.wanted.describe(access))
+        return _bad(f"cluster: {access.server}: {error}: {todo}")
     renewed = (lease.get("spec") or {}).get("renewTime", "never")
     return _good(
         f"cluster: MetalNode {target}, UID {node['metadata']['uid']}; its Lease was last "

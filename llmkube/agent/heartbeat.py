@@ -255,6 +255,11 @@ def advise(error: Exception, named: str, platform: str = sys.platform) -> str:
                 "check the network; where the API server is on the local network, allow this "
                 "program in System Settings > Privacy & Security > Local Network"
             )
+        case Unavailable():
+            return (
+                "check the network, the server's URL in the kubeconfig, and proxies (HTTPS_PROXY, "
+                "NO_PROXY)"
+            )
         case Unauthorized():
             return (
                 f"the token has expired or was revoked: run `llmkube metal token create {named}` "

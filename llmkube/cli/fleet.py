@@ -103,7 +103,10 @@ def register(
             credentials,
             "Copy this file to the edge cluster over a safe channel, remove it here, and run "
             "there (config/edge has a deployment):\n"
-            f"  llmkube edge --cluster-name {name} --datacenter-kubeconfig FILE\n"
+            f"  llmkube edge --cluster-name {name} --datacenter-kubeconfig FILE "
+            "--kubeconfig OWN-CLUSTER\n"
+            "OWN-CLUSTER is the kubeconfig of the cluster that is reported (a pod there needs "
+            "none).\n"
             f"Then see `llmkube fleet status {name}`.",
         )
 

@@ -26,6 +26,7 @@ from llmkube.edge.settings import EdgeSettings
 from llmkube.health import BindAddress, Checks, health_routes, metrics_routes, serving
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
+from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ConfigError
 from llmkube.kube.renewal import TokenRenewer
 from llmkube.metrics import Metrics
@@ -122,7 +123,7 @@ async def _open(options: EdgeOptions, clock: Clock, stop: asyncio.Event) -> Asyn
         )
         local = await stack.enter_async_context(
             KubeClient(
-                await unless_stopped(stop, load_access(options.kubeconfig, options.context)),
+                await unless_stopped(stop, _own_cluster(options)),
                 clock=clock,
                 metrics=metrics,
                 user_agent="edge",
@@ -134,6 +135,16 @@ async def _open(options: EdgeOptions, clock: Clock, stop: asyncio.Event) -> Asyn
         )
         await _serve(stack, options, pusher.state, clock, metrics)
         yield Edge(pusher, TokenRenewer(hub, clock, credential), clock, settings, copy)
+
+
+async def _own_cluster(options: EdgeOptions) -> Access:
+    """Access to the cluster that is reported. Raises ConfigError."""
+    try:
+        return await load_access(options.kubeconfig, options.context)
+    except ConfigError as error:
+        raise ConfigError(
+            f"this edge's own cluster: give --kubeconfig, besides --datacenter-kubeconfig ({error})"
+        ) from error
 
 
 def _working_copy(options: EdgeOptions) -> WorkingCopy | None:

@@ -46,6 +46,7 @@ from llmkube.kube.errors import (
     NotFound,
     TooManyRequests,
     Unauthorized,
+    Unavailable,
 )
 from llmkube.kube.resources import FEDERATEDCLUSTERS
 
@@ -286,6 +287,11 @@ def _alike(one: Reading[Any], other: Reading[Any]) -> bool:
 def advice(error: Exception, site: str) -> str:
     """What the admin should do about a failed push."""
     match error:
+        case Unavailable():
+            return (
+                "check the network, the server's URL in the datacenter's kubeconfig, and proxies "
+                "(HTTPS_PROXY, NO_PROXY); it is tried again"
+            )
         case Unauthorized():
             return (
                 f"the token has expired or was revoked: run `llmkube fleet rotate {site}` in the "
