@@ -186,7 +186,7 @@ def test_when_no_address_answers_the_message_lists_each_with_its_outcome_and_wha
     message = bench.reachable.message
     assert f"{TAILNET}: PinMismatch" in message
     assert f"{LAN}: Refused" in message
-    assert "is the agent running there?" in message
+    assert "see whether the agent runs there" in message
     assert bench.book.failures == 1
 
 

@@ -176,7 +176,8 @@ async def _cluster(options: AgentOptions, clock: Clock) -> list[Finding]:
         return _bad(f"credential: {error}")
     except ApiError as error:
         todo = advise(error, options.wanted.describe(access))
-        return _bad(f"cluster: {access.server}: {error}: {todo}")
+        why = str(error) if access.server in str(error) else f"{access.server}: {error}"
+        return _bad(f"cluster: {why}: {todo}")
     renewed = (lease.get("spec") or {}).get("renewTime", "never")
     return _good(
         f"cluster: MetalNode {target}, UID {node['metadata']['uid']}; its Lease was last "

@@ -114,7 +114,7 @@ async def _open(options: EdgeOptions, clock: Clock, stop: asyncio.Event) -> Asyn
     async with AsyncExitStack() as stack:
         hub = await stack.enter_async_context(
             KubeClient(
-                await unless_stopped(stop, load_access(credential)),
+                await unless_stopped(stop, _datacenter(credential)),
                 clock=clock,
                 metrics=metrics,
                 user_agent="edge",
@@ -135,6 +135,17 @@ async def _open(options: EdgeOptions, clock: Clock, stop: asyncio.Event) -> Asyn
         )
         await _serve(stack, options, pusher.state, clock, metrics)
         yield Edge(pusher, TokenRenewer(hub, clock, credential), clock, settings, copy)
+
+
+async def _datacenter(credential: Path) -> Access:
+    """Access with the credential that the datacenter issued. Raises ConfigError."""
+    try:
+        return await load_access(credential)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the datacenter: {error}; give the file that `llmkube fleet register` wrote as "
+            "--datacenter-kubeconfig"
+        ) from error
 
 
 async def _own_cluster(options: EdgeOptions) -> Access:

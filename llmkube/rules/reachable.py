@@ -33,7 +33,8 @@ _SINCE = " Since then: "
 _HINTS: Mapping[str, str] = {
     CandidateResult.TIMEOUT: "Timeout: a firewall drops the packets, or the verifier's node has no"
     " route to the Mac (spec.verifier chooses the node)",
-    CandidateResult.REFUSED: "Refused: nothing listens on that port; is the agent running there?",
+    CandidateResult.REFUSED: "Refused: nothing listens on that port; see whether the agent"
+    " runs there",
     CandidateResult.PIN_MISMATCH: "PinMismatch: another machine or program answers there, with"
     " another key",
     CandidateResult.CERTIFICATE_MISMATCH: "CertificateMismatch: the right key answers with another"
