@@ -209,7 +209,7 @@ def _load(text: str) -> Mapping[str, Any]:
 def _versioned(text: str) -> _Fields:
     fields = _Fields(_load(text))
     if fields.integer("version", 0, 1 << 31) != VERSION:
-        raise ValueError(f"version: only {VERSION} is known; are both images of one release?")
+        raise ValueError(f"version: only {VERSION} is known: both images must be of one release")
     return fields
 
 
