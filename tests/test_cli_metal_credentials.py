@@ -350,7 +350,12 @@ async def test_revoke_ends_the_token_and_create_lets_the_mac_in_again(
             "mac-1 was revoked already: it has no account",
         )
         assert (await run_llmkube(*create, **here)).code == 0
-        await mac.get(METALNODES, "mac-1", namespace)  # the client has read the new file
+
+        async def let_in() -> bool:
+            """The client reads the new file after a 401, at most every two seconds."""
+            return not await refused()
+
+        await eventually(let_in, "access with the new file", within=timedelta(seconds=15))
     gone = await run_llmkube("metal", "token", "revoke", "mac-9", "-n", namespace, **here)
     assert gone.code == 3
     with pytest.raises(NotFound):
