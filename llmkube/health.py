@@ -15,15 +15,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from llmkube.clock import Clock
+
+if TYPE_CHECKING:  # else where it is needed: a program that serves nothing starts without it
+    from aiohttp import web
 
 Check = Callable[[], str | None]
 Render = Callable[[], tuple[bytes, str]]
 """Returns the exposition and its content type; called in a thread."""
+Route = tuple[str, "Callable[[web.Request], Awaitable[web.Response]]"]
+"""A path and what answers a GET of it."""
 
 
 class BadAddress(ValueError):
@@ -64,6 +67,8 @@ class Checks:
 
     async def answer(self, request: web.Request) -> web.Response:
         """200 "ok", or 500 with a line for each check."""
+        from aiohttp import web
+
         failing = self.failures()
         if not failing and "verbose" not in request.query:
             return web.Response(text="ok")
@@ -100,29 +105,33 @@ class LoopPulse:
         return f"the event loop has been stuck for more than {self._limit.total_seconds():g} s"
 
 
-def metrics_routes(render: Render) -> list[web.RouteDef]:
+def metrics_routes(render: Render) -> list[Route]:
     """The route that Prometheus scrapes."""
 
     async def answer(_request: web.Request) -> web.Response:
+        from aiohttp import web
+
         body, content_type = await asyncio.to_thread(render)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    return [web.get("/metrics", answer)]
+    return [("/metrics", answer)]
 
 
-def health_routes(live: Checks, ready: Checks) -> list[web.RouteDef]:
+def health_routes(live: Checks, ready: Checks) -> list[Route]:
     """The routes that a kubelet probes."""
-    return [web.get("/healthz", live.answer), web.get("/readyz", ready.answer)]
+    return [("/healthz", live.answer), ("/readyz", ready.answer)]
 
 
 @asynccontextmanager
-async def serving(address: BindAddress | None, routes: list[web.RouteDef]) -> AsyncIterator[int]:
+async def serving(address: BindAddress | None, routes: list[Route]) -> AsyncIterator[int]:
     """Serve `routes` while the block runs; yields the port (0 if not listening)."""
     if address is None:
         yield 0
         return
+    from aiohttp import web
+
     app = web.Application()
-    app.add_routes(routes)
+    app.add_routes([web.get(path, answer) for path, answer in routes])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=90)
     await runner.setup()
     try:
@@ -134,9 +143,7 @@ async def serving(address: BindAddress | None, routes: list[web.RouteDef]) -> As
 
 
 @asynccontextmanager
-async def serving_apart(
-    address: BindAddress | None, routes: list[web.RouteDef]
-) -> AsyncIterator[int]:
+async def serving_apart(address: BindAddress | None, routes: list[Route]) -> AsyncIterator[int]:
     """As `serving`, from a thread of its own: it answers even while the caller's loop is stuck.
 
     What the routes call must be safe to call from another thread.

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from llmkube.clock import Clock
-from llmkube.health import Checks, health_routes, metrics_routes
+from llmkube.health import Checks, Route, health_routes, metrics_routes
 
 
 class AgentMetrics:
@@ -68,7 +67,7 @@ class AgentMetrics:
         """The exposition, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         """/healthz (alive at all), /readyz (the last heartbeat arrived) and /metrics."""
         ready = Checks()
         ready.add("heartbeat", lambda: self._trouble)
