@@ -4,8 +4,8 @@
 #
 # The base needs a Python ≥ 3.11 that is called `python`, and nothing else: no shell is used, here
 # or at run time. The build base needs pip, too, and the same Python.
-ARG BASE=docker.io/library/python:3.13-slim-bookworm
-ARG BUILD_BASE=docker.io/library/python:3.13-slim-bookworm
+ARG BASE=python:3.13-slim-bookworm
+ARG BUILD_BASE=python:3.13-slim-bookworm
 
 # What both builds share ---------------------------------------------------------------------------
 FROM ${BUILD_BASE} AS build
@@ -16,7 +16,7 @@ COPY hack/image/ /image/
 FROM build AS build-verifier
 # Behind an intercepting proxy: --secret id=ca,src=FILE and --build-arg PIP_CERT=/run/secrets/ca
 ARG PIP_CERT
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL
 RUN --mount=type=secret,id=ca,target=/run/secrets/ca \
     ["python", "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--only-binary=:all:", "--target=/opt/llmkube", "--requirement=/requirements/verifier.txt"]
 COPY llmkube/__init__.py llmkube/clock.py /opt/llmkube/llmkube/
@@ -25,7 +25,7 @@ RUN ["python", "/image/finish.py", "/opt/llmkube", "--verifier"]
 
 FROM build AS build-controller
 ARG PIP_CERT
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL
 RUN --mount=type=secret,id=ca,target=/run/secrets/ca \
     ["python", "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--only-binary=:all:", "--target=/opt/llmkube", "--requirement=/requirements/runtime.txt"]
 COPY llmkube/ /opt/llmkube/llmkube/

@@ -13,7 +13,7 @@ BUILD_PACKAGES="python3-pip-whl ca-certificates"
 folder=${1:?usage: hack/local-base.sh FOLDER}
 if ! grep -q '^VERSION_ID="12"' /etc/os-release 2>/dev/null; then
   echo "local-base: this needs Debian 12 (its packages are unpacked). Elsewhere give a base image:" >&2
-  echo "  make image BASE=docker.io/library/python:3.13-slim-bookworm" >&2
+  echo "  make image BASE=python:3.13-slim-bookworm" >&2
   exit 77
 fi
 for program in apt-get dpkg-deb tar; do
