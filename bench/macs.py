@@ -77,6 +77,7 @@ async def _measure(
             cold = time.perf_counter() - began
             per_beat, rss, writes = await _beats(fleet, process, watcher)
             lateness = await fleet.expiry_lateness(watcher)
+            calm, harried = await fleet.reconnects(watcher)
     core = per_beat * rate / 1e4
     return [
         figure(f"cold start, {n} Macs", cold, "s", 1.2 * client_seconds),
@@ -86,6 +87,8 @@ async def _measure(
         figure(f"status writes per Mac and minute, {n} Macs", writes, "", 1),
         figure("expiry → AgentConnected=False, p50", percentile(lateness, 0.5) * 1e3, "ms", 15),
         figure("expiry → AgentConnected=False, max", max(lateness) * 1e3, "ms", 80),
+        figure("beat after silence → True, p99", percentile(calm, 0.99) * 1e3, "ms"),
+        figure("the same beside hostile Macs, p99", percentile(harried, 0.99) * 1e3, "ms"),
     ]
 
 
@@ -107,6 +110,9 @@ class _Fleet:
         self.client = client
         self.plan = plan
         self.names = [f"mac-{number:05d}" for number in range(plan.macs)]
+        self.probes = [f"probe-{number:03d}" for number in range(plan.probes)]
+        self.hostile = [f"hostile-{number:02d}" for number in range(20)]
+        self._lies = 0
 
     async def prepare(self) -> Figure:
         """Make the Macs; measures what this client itself needs to write every status."""
@@ -200,7 +206,7 @@ class _Fleet:
 
     async def expiry_lateness(self, watcher: Watcher) -> list[float]:
         """Seconds from the end of a Lease's duration until AgentConnected=False is seen."""
-        probes = [f"probe-{number:03d}" for number in range(self.plan.probes)]
+        probes = self.probes
         await for_each(probes, lambda name: self._create(name, PROBE_LEASE_SECONDS))
         await for_each(probes, self.beat)
         await watcher.until(lambda: _all(watcher, probes, "True"), seconds=60)
@@ -209,12 +215,60 @@ class _Fleet:
             last[name] = await self.beat(name)
             await asyncio.sleep(0.05)
         await watcher.until(lambda: _all(watcher, probes, "False"), seconds=120)
-        for name in probes:
-            for resource in (METALNODES, LEASES, SERVICEACCOUNTS):
-                await self.client.delete(resource, name, NAMESPACE)
         due = timedelta(seconds=PROBE_LEASE_SECONDS)
         return [watcher.changed[name] - (last[name] + due).timestamp() for name in probes]
 
+    async def reconnects(self, watcher: Watcher) -> tuple[list[float], list[float]]:
+        """Seconds from the answer to a silent Mac's beat until True is seen: by themselves, and
+        while other Macs beat with hostile reports. Removes the probes."""
+        calm = await self._reconnect_all(watcher)
+        await watcher.until(lambda: _all(watcher, self.probes, "False"), seconds=120)
+        await for_each(self.hostile, self._create)
+        async with asyncio.TaskGroup() as tasks:
+            attack = tasks.create_task(self._attack())
+            harried = await self._reconnect_all(watcher)
+            attack.cancel()
+        for name in [*self.probes, *self.hostile]:
+            for resource in (METALNODES, LEASES, SERVICEACCOUNTS):
+                await self.client.delete(resource, name, NAMESPACE)
+        return calm, harried
+
+    async def _reconnect_all(self, watcher: Watcher) -> list[float]:
+        seconds = []
+        for name in self.probes:
+            await self.beat(name)
+            answered = time.time()
+            await watcher.until(lambda: watcher.values.get(name) == "True", seconds=30)  # noqa: B023
+            seconds.append(max(0.0, watcher.changed[name] - answered))
+            await asyncio.sleep(0.02)
+        return seconds
+
+    async def _attack(self) -> None:
+        """Hostile reports, a new one with every beat, 40 beats a second."""
+        await at_rate(self.hostile, self._hostile_beat, rate=40, seconds=600)
+
+    async def _hostile_beat(self, name: str) -> None:
+        self._lies += 1
+        body = {
+            "metadata": {"annotations": {REPORT_ANNOTATION: _HOSTILE[self._lies % len(_HOSTILE)]}},
+            "spec": {"renewTime": format_micro_time(datetime.now(UTC))},
+        }
+        await self.client.merge_patch(LEASES, name, NAMESPACE, body)
+
+
+_HOSTILE = (
+    "x" * 200_000,
+    json.dumps({"version": 1, "candidates": [{"address": "10.0.0.1", "source": "lan"}] * 4_000}),
+    "[" * 16_000,
+    '{"version": NaN}',
+    '{"version": 9223372036854775808}',
+    '{"version": 1, "version": 1}',
+    '{"version": 1, "agentVersion": "\\u0000\\u001b[31m\\ud800"}',
+    '{"version": 1, "ingressSPKI": "!!!!"}',
+    '{"version": 1, "ingressPort": true}',
+    "null",
+)
+"""What no parser likes: too large, too many, too deep, no numbers, twice, control characters."""
 
 _CAPACITY = {
     "chip": "Apple M5 Max",
