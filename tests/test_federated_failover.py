@@ -42,9 +42,9 @@ async def test_a_frozen_leader_is_replaced_and_nobody_is_demoted_for_it(
         running_controller(account, *flags, tuning=TUNING) as one,
         running_controller(account, *flags, tuning=TUNING) as other,
     ):
-        await dies.push()
-        for site in (fine, dies, slow):
-            await becomes(site, "Connected")
+        async with background(dies.push_every(INTERVAL / 3)):
+            for site in (fine, dies, slow):
+                await becomes(site, "Connected")
         leader, follower = (one, other) if await leads(one) else (other, one)
         before = {site.name: await history.mark(site.name, "Connected") for site in (fine, slow)}
         leader.process.signal(signal.SIGSTOP)
