@@ -24,19 +24,18 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
-import structlog
-
 from llmkube.api.times import format_micro_time
 from llmkube.clock import ZERO, Clock, Now
 from llmkube.kube.client import KubeClient, Object
 from llmkube.kube.errors import AlreadyExists, ApiError, Conflict, NotFound, NotLeader
 from llmkube.kube.resources import LEASES
+from llmkube.log import get_logger
 from llmkube.metrics import LeaderMetrics
 
 JITTER = 1.2
 """A candidate waits up to this much longer than the retry period, so that they do not march."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 # Values and rules ------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-import structlog
-
 import llmkube
 from llmkube.agent.discovery import CandidateFinder
 from llmkube.agent.gate import make_gate
@@ -39,8 +37,9 @@ from llmkube.kube.config import load_access
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ApiError, ConfigError
 from llmkube.kube.renewal import TokenRenewer
+from llmkube.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
-import structlog
-
 from llmkube.agent.interfaces import InterfaceAddress, InterfacesUnreadable, read_interfaces
 from llmkube.api.candidates import CandidateSource
 from llmkube.api.report import ReportedCandidate
+from llmkube.log import get_logger
 
 MAX_CANDIDATES: Final = 16
 
@@ -43,7 +42,7 @@ _NOT_LANS: Final = tuple(
 
 _RANK: Final = {source: rank for rank, source in enumerate(CandidateSource)}
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
+from llmkube.log import get_logger
 
 TOKEN_HEADER: Final = "X-LLMKube-Relay-Token"  # noqa: S105 (the header's name)
 MAX_TOKEN_BYTES: Final = 4096
 SHORT_TOKEN_BYTES: Final = 16
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Gate(Protocol):

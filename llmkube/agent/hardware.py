@@ -15,10 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from llmkube.agent.command import run_command
 from llmkube.api.report import ReportedCapacity
+from llmkube.log import get_logger
 
 SYSCTL: Final = ("/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw.memsize")
 DISPLAYS: Final = ("/usr/sbin/system_profiler", "-json", "SPDisplaysDataType")
@@ -30,7 +29,7 @@ MAX_METAL_VERSION: Final = 32
 MAX_GPU_CORES: Final = 2**31 - 1
 MAX_MEMORY_BYTES: Final = 2**63 - 1
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 async def read_capacity() -> ReportedCapacity:

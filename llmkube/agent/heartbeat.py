@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
-import structlog
-
 from llmkube.agent.settings import HeartbeatSettings
 from llmkube.agent.statedir import StateError
 from llmkube.agent.target import Target, Wanted
@@ -37,10 +35,11 @@ from llmkube.kube.errors import (
     Unavailable,
 )
 from llmkube.kube.resources import LEASES, METALNODES
+from llmkube.log import get_logger
 
 _MAX_BACKOFF_EXPONENT: Final = 10
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import structlog
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from llmkube.agent.statedir import StateDir, StateError, read_private
+from llmkube.log import get_logger
 
 IDENTITY_FILE: Final = "identity.pem"
 CERTIFICATE_FILE: Final = "ingress-certificate.pem"
@@ -45,7 +45,7 @@ _UNREADABLE: Final = (
     x509.ExtensionNotFound,
 )
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,19 +19,19 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final
 
-import structlog
 from aiohttp import web
 
 from llmkube.agent.identity import IngressCertificate
 from llmkube.agent.relay import PIECE_BYTES, Relay
 from llmkube.agent.settings import IngressSettings
+from llmkube.log import get_logger
 
 BACKLOG: Final = 128
 ACCEPT_BATCH: Final = 32
 ACCEPT_PAUSE_SECONDS: Final = 1.0
 _ANY: Final = (IPv4Address(0), IPv6Address(0))
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def tls_context(certificate: IngressCertificate, key_file: Path) -> ssl.SSLContext:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Final
 
 import aiohttp
-import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
@@ -33,6 +32,7 @@ from llmkube.agent.httprules import (
 from llmkube.agent.settings import IngressSettings
 from llmkube.agent.websocket import relay_websocket
 from llmkube.clock import Clock
+from llmkube.log import get_logger
 
 SERVER: Final = "llmkube-agent"
 PIECE_BYTES: Final = 64 * 1024
@@ -41,7 +41,7 @@ _UPSTREAM_HEADER_LIMIT: Final = 64 * 1024
 _AUTOMATIC: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _REFUSAL_LOG_INTERVAL: Final = timedelta(minutes=1)
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Relay:

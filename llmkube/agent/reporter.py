@@ -11,8 +11,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import structlog
-
 import llmkube
 from llmkube.agent.discovery import CandidateFinder
 from llmkube.agent.hardware import read_capacity
@@ -22,10 +20,11 @@ from llmkube.agent.statedir import StateDir
 from llmkube.api.report import AgentReport, ReportedCandidate, ReportedCapacity, render_report
 from llmkube.api.spki import SpkiPin
 from llmkube.clock import Clock
+from llmkube.log import get_logger
 
 HARDWARE_RETRY = timedelta(hours=1)
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def make_report(

@@ -10,19 +10,19 @@ import asyncio
 from typing import Final
 
 import aiohttp
-import structlog
 from aiohttp import WSMessage, WSMsgType, web
 from multidict import CIMultiDict
 from yarl import URL
 
 from llmkube.agent.httprules import websocket_headers
+from llmkube.log import get_logger
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 PING_SECONDS: Final = 30.0
 
 Side = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 async def relay_websocket(

@@ -18,8 +18,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-import structlog
-
 from llmkube import __version__
 from llmkube.api.names import CONTROLLER_ACCOUNT
 from llmkube.clock import Clock, SystemClock
@@ -41,11 +39,12 @@ from llmkube.kube.config import load_access
 from llmkube.kube.errors import ApiError, Unauthorized
 from llmkube.kube.events import EventRecorder
 from llmkube.leader import LeaderElector
+from llmkube.log import get_logger
 from llmkube.metrics import Metrics
 from llmkube.reconcilers.collectors import render_metrics
 from llmkube.stopping import Stopped, unless_stopped
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def run(options: Options) -> None:

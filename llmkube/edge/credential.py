@@ -11,12 +11,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from llmkube.kube.errors import ConfigError
 from llmkube.kube.kubeconfig import write_private
+from llmkube.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)

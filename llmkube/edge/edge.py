@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from llmkube.clock import Clock
@@ -29,10 +28,11 @@ from llmkube.kube.config import load_access
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ConfigError
 from llmkube.kube.renewal import TokenRenewer
+from llmkube.log import get_logger
 from llmkube.metrics import Metrics
 from llmkube.stopping import Stopped, unless_stopped
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 import llmkube
 from llmkube.api.names import FieldManager
 from llmkube.api.times import format_micro_time
@@ -49,6 +47,7 @@ from llmkube.kube.errors import (
     Unavailable,
 )
 from llmkube.kube.resources import FEDERATEDCLUSTERS
+from llmkube.log import get_logger
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -60,7 +59,7 @@ OBSERVED_VERSION = f"v{llmkube.__version__}"
 OUR_FIELDS = ("lastHeartbeatTime", "observedVersion", "capacity", "inference")
 _MAX_DOUBLINGS = 10
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Generic
 
-import structlog
-
 from llmkube.clock import ZERO, Clock, Now
 from llmkube.informers.events import Decode, EventDecoder, Malformed
 from llmkube.informers.guard import CacheGuard, parse_version
@@ -34,13 +32,14 @@ from llmkube.informers.store import Change, Index, Store, T
 from llmkube.informers.telemetry import SILENT, ReflectorMetrics
 from llmkube.informers.view import View, age
 from llmkube.kube.resources import Resource
+from llmkube.log import get_logger
 
 if TYPE_CHECKING:
     from llmkube.kube.client import KubeClient
 
 Handler = Callable[[Change[T]], None]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _HANDLER_LOG_INTERVAL = timedelta(minutes=1)
 
 

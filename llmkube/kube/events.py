@@ -11,8 +11,6 @@ import asyncio
 from contextlib import suppress
 from datetime import timedelta
 
-import structlog
-
 from llmkube.clock import ZERO, Clock
 from llmkube.kube.client import KubeClient
 from llmkube.kube.errors import (
@@ -26,6 +24,7 @@ from llmkube.kube.errors import (
 )
 from llmkube.kube.event_series import EventBook, ObjectRef, Saying, Series, clean_note
 from llmkube.kube.resources import EVENTS
+from llmkube.log import get_logger
 
 __all__ = ["EventRecorder", "ObjectRef"]
 
@@ -34,7 +33,7 @@ GIVE_UP_AFTER = timedelta(minutes=10)
 PAUSE = timedelta(seconds=5)
 """After the API server was busy or away."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class EventRecorder:

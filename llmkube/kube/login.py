@@ -15,19 +15,18 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import structlog
-
 from llmkube.clock import ZERO, Clock
 from llmkube.kube.connection import Origin
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ConfigError
+from llmkube.log import get_logger
 
 CHECK_EVERY = timedelta(minutes=1)
 RENEW_BEFORE_EXPIRY = timedelta(seconds=30)
 SHORTEST_PAUSE = timedelta(seconds=2)
 """Between two reloads, however short-lived the credential or busy the 401s."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _Signature = tuple[tuple[int, int, int], ...]
 

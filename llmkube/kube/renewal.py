@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from llmkube.clock import ZERO, Clock
 from llmkube.kube.client import IssuedToken, KubeClient
 from llmkube.kube.errors import ApiError, ConfigError, Forbidden, NotFound, Unauthorized
 from llmkube.kube.kubeconfig import current_token, replace_token
+from llmkube.log import get_logger
 
 FIRST_RETRY = timedelta(seconds=5)
 LONGEST_RETRY = timedelta(minutes=10)
@@ -38,7 +38,7 @@ issued a longer one."""
 LOOK_EVERY = timedelta(minutes=1)
 """Timers stand still while a Mac sleeps, so the deadline is looked at again this often."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import structlog
 
 from llmkube.api.cached import CachedLease, CachedMetalNode, CachedPod
 from llmkube.api.names import METALNODE_UID_LABEL, ConditionType, FieldManager
@@ -45,6 +44,7 @@ from llmkube.kube.errors import (
 )
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import LEASES, METALNODES, PODS
+from llmkube.log import get_logger
 from llmkube.reconcilers.check_slots import CheckSlots
 from llmkube.reconcilers.live import read_live
 from llmkube.reconcilers.pace import Pace
@@ -91,7 +91,7 @@ _SWEPT_PER_RUN = 20
 _LOOKS_PER_INTAKE = 30
 """A report may end a True between two intakes; this often, each second, that is looked at."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
