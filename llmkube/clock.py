@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 ZERO = timedelta(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(NamedTuple):
     """One reading of both clocks, taken together and passed to a pure decision."""
 
     wall: datetime

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmkube.api.cached import (
     CachedCapacity,
@@ -473,7 +473,7 @@ def test_a_step_of_our_wall_clock_connects_and_disconnects_nobody(
     known: HeartbeatFacts, age: timedelta, step: int
 ) -> None:
     now = after(age)
-    stepped = replace(now, wall=now.wall + timedelta(microseconds=step))
+    stepped = now._replace(wall=now.wall + timedelta(microseconds=step))
     one, other = (decide_heartbeat(known, at, SETTINGS) for at in (now, stepped))
     assert one.wake_at == other.wake_at
     assert (one.status is None) == (other.status is None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -440,7 +439,7 @@ def test_a_step_of_our_own_wall_clock_changes_no_verdict(
 ) -> None:
     sender = play(trust, script)
     before = judge(sender.record, TIMEOUT, sender.now, known=True, calm_until=None)
-    stepped = replace(sender.now, wall=sender.now.wall + step)
+    stepped = sender.now._replace(wall=sender.now.wall + step)
     assert judge(sender.record, TIMEOUT, stepped, known=True, calm_until=None) == before
 
 

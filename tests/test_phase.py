@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmkube.api.cached import (
     CachedFederatedCluster,
@@ -269,5 +269,5 @@ def test_a_step_of_our_wall_clock_changes_nothing(
     seen: Record | None, sight: Sight, was: Phase | None, age: timedelta, step: int
 ) -> None:
     known, now = facts(was, seen=seen, sight=sight), after(age)
-    stepped = replace(now, wall=now.wall + timedelta(microseconds=step))
+    stepped = now._replace(wall=now.wall + timedelta(microseconds=step))
     assert decide_phase(known, stepped, SETTINGS) == decide_phase(known, now, SETTINGS)

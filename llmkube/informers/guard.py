@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Generic
+
+import msgspec
 
 from llmkube.clock import Clock
 from llmkube.informers.options import DEFAULTS
@@ -35,8 +36,7 @@ class Freshness(StrEnum):
     READ_LIVE = "read live"
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
+class _Write(msgspec.Struct, frozen=True, gc=False):
     """Our last write of an object. `version` 0: we deleted it."""
 
     uid: str

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from math import ceil, log2
+
+import msgspec
 
 from llmkube.clock import ZERO
 
@@ -37,16 +38,14 @@ class Priority(IntEnum):
 _IN_ORDER = tuple(Priority)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """A key that waits for its turn since `since` (monotonic)."""
 
     since: timedelta
     priority: Priority
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True, gc=False):
     """A key handed to a worker, after it waited for `waited`."""
 
     key: str

@@ -9,8 +9,9 @@ by which it lags behind our own writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from llmkube.clock import Now
 
@@ -41,8 +42,7 @@ Index = Callable[[T], Iterable[str]]
 """The values under which an object is found; none is fine. Must be pure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[T]):
+class Change(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """One step of one object in the store.
 
     `old` is None for an object that was not there, `new` is None for one that is gone.

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+
+import msgspec
 
 from llmkube.clock import ZERO
 from llmkube.informers.queue import QueueShutDown, WorkQueue
@@ -32,8 +33,7 @@ DRAIN = timedelta(seconds=8)
 RUN_LIMIT = timedelta(minutes=2)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """A run that ended well. `wake_at` (monotonic) asks for another at that instant."""
 
     wake_at: timedelta | None = None

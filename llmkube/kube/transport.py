@@ -14,9 +14,10 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
+
+import msgspec
 
 from llmkube.clock import ZERO, Clock
 from llmkube.kube.connection import CONNECT_TIMEOUT, Connection, Disconnected, Pool, connect
@@ -34,8 +35,7 @@ LATE_ANSWER = timedelta(seconds=1)
 _NETWORK_ERRORS = (Disconnected, BadAnswer, OSError, TimeoutError)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One request: everything but the server and the credentials.
 
     `target` is path and query, percent-encoded. `idempotent`: sending it twice does no more than

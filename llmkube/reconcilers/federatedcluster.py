@@ -10,8 +10,9 @@ Read `rules.phase` for the rule and `shell` for how a decision is carried out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
+
+import msgspec
 
 from llmkube.api.cached import CachedFederatedCluster
 from llmkube.api.names import FieldManager, Phase
@@ -37,8 +38,7 @@ NAME = "federatedcluster"
 OWNERSHIP = Ownership(FEDERATEDCLUSTERS, FieldManager.HUB, fields=("phase",))
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True, gc=False):
     target: Target
     facts: PhaseFacts
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from sys import intern
 
+import msgspec
+
 from llmkube.api.cached import CachedLease, CachedMeta, CachedMetalNode
 from llmkube.api.names import ConditionType, ConnectedReason, FieldManager
 from llmkube.api.times import parse_time
@@ -81,8 +83,7 @@ class Sources:
     accounts: Informer[CachedMeta]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True, gc=False):
     target: Target
     facts: HeartbeatFacts
 

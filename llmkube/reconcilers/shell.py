@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from llmkube.clock import Clock, Now
 from llmkube.informers.guard import CacheGuard, Freshness
@@ -54,8 +55,7 @@ S = TypeVar("S", bound=Observed)
 D = TypeVar("D", bound=Decision)
 
 
-@dataclass(frozen=True, slots=True)
-class Applied(Generic[S, D]):
+class Applied(msgspec.Struct, Generic[S, D], frozen=True, gc=False):
     """A decision that was carried out as far as the status goes.
 
     `target` is the object after the write, or as observed if `wrote` is false.

@@ -15,7 +15,7 @@ What the API server does made these rules (each was tried):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
@@ -49,8 +49,7 @@ class Ownership:
         return owned
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, gc=False):
     """The object whose status is written, as it was when the decision was made.
 
     `status` is its status in JSON form, as far as it is known here.
@@ -146,7 +145,7 @@ class StatusWriter:
                 field_manager=own.manager,
                 subresource="status",
             )
-        return replace(
+        return msgspec.structs.replace(
             target,
             resource_version=answer["metadata"]["resourceVersion"],
             status=answer.get("status") or {},

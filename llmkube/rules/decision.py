@@ -6,10 +6,11 @@ Every rule module turns what was observed into a `Decision`; `reconcilers.shell`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 
 class EventType(StrEnum):
@@ -17,8 +18,7 @@ class EventType(StrEnum):
     WARNING = "Warning"
 
 
-@dataclass(frozen=True, slots=True)
-class EventNote:
+class EventNote(msgspec.Struct, frozen=True, gc=False):
     """An Event about the reconciled object, for people. `action` is what was done about it."""
 
     type: EventType
@@ -27,8 +27,7 @@ class EventNote:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """`status` is the complete set of the status fields that its owner owns, in JSON form, where
     None values and missing keys both mean "absent"; None: leave the status alone this time.
 

@@ -77,8 +77,7 @@ class Account(Enum):
     """A live read lacks it, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mirror:
+class Mirror(msgspec.Struct, frozen=True, gc=False):
     """What a valid report says for people: mirrored as it is, never judged."""
 
     agent_version: str | None
@@ -103,8 +102,7 @@ class Mirror:
         return cls(agent_version or None, {k: v for k, v in capacity.items() if v is not None})
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatFacts:
+class HeartbeatFacts(msgspec.Struct, frozen=True, gc=False):
     """What is known of one MetalNode.
 
     `record` is what was seen of its Lease's renewTime, if the Lease exists (`lease_exists`).

@@ -18,8 +18,10 @@ that, then `heartbeat` and `phase`, which put the rule to work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from llmkube.clock import ZERO, Now
 from llmkube.rules.calm import FOREVER
@@ -42,8 +44,7 @@ class Trust:
     skew_limit: timedelta = timedelta(seconds=60)
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(msgspec.Struct, frozen=True, gc=False):
     """A sender's stamp as it was just seen.
 
     `uid` is the UID of the object that carries it; `stamp` is None where there is none. `period`
@@ -59,8 +60,7 @@ class Sighting:
     """It may have waited until our sight came back: its age says nothing about a clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """What we know of one sender. Instants without a date are monotonic readings."""
 
     uid: str
@@ -117,8 +117,8 @@ def _seen_again(record: Record, first: Record, trust: Trust) -> Record:
     Unless the stamp went back: then what we knew of a sender who needs our trust is void.
     """
     if first.stamp < record.stamp and trust.changes > 0:
-        return replace(first, skew=record.skew)
-    return replace(
+        return msgspec.structs.replace(first, skew=record.skew)
+    return msgspec.structs.replace(
         first,
         reference=max(first.reference, record.reference),
         forward=record.forward,
@@ -152,8 +152,7 @@ def skewed(record: Record | None, trust: Trust) -> bool:
     return record is not None and record.skew is not None and abs(record.skew) > trust.skew_limit
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True, gc=False):
     """`alive`, and the monotonic instant at which that ends unless something is seen.
 
     None: it does not end, or only some time after our sight has returned. `held` says that the

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import msgspec
+
 from llmkube.api.cached import CachedFederatedCluster
 from llmkube.api.names import Phase
 from llmkube.api.times import format_time
@@ -41,8 +43,7 @@ class PhaseSettings:
         return self.second * min(seconds, 1 << 31)
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseFacts:
+class PhaseFacts(msgspec.Struct, frozen=True, gc=False):
     """What is known of one FederatedCluster: its cached object, what was seen of its heartbeats,
     how well we saw, and whether its skew has been announced."""
 

@@ -112,8 +112,7 @@ class Plan:
     last_start: timedelta | None
 
 
-@dataclass(frozen=True, slots=True)
-class VerificationDecision(Decision):
+class VerificationDecision(Decision, frozen=True, gc=False):
     """What the status shall be, what to remember once it is, and the check to start, if any."""
 
     memory: Memory = _NO_MEMORY
@@ -136,7 +135,7 @@ def start(
     anchors = decision.memory.anchors.seen(book, now)
     started = Started(book.last_start, decision.plan.input_hash)
     deadline = anchors.start.mono + settings.timeout if anchors.start is not None else None
-    return replace(
+    return msgspec.structs.replace(
         decision,
         status={**decision.status, "verification": book.to_json()},
         wake_at=_earliest((decision.wake_at, deadline), after=now.mono),
