@@ -375,7 +375,7 @@ class _World:
 
     def _check_writes(self) -> None:
         """Every write since the last look was right."""
-        now = self.clock.now().mono
+        now = self.clock.monotonic()
         for plural, old, new in self.server.written:
             if plural == METALNODES.plural:
                 self._check_mac_write(old, new, now)
@@ -410,7 +410,7 @@ class _World:
 
     def _check_everybody(self) -> None:
         """Whoever is silent, and nobody else, is disconnected, once calm is over."""
-        now = self.clock.now().mono
+        now = self.clock.monotonic()
         if self.server.blind or now < self.calm_until:
             return
         for mac in self.macs:

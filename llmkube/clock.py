@@ -42,6 +42,9 @@ class Clock(Protocol):
     def now(self) -> Now:
         """Both clocks, read together."""
 
+    def monotonic(self) -> timedelta:
+        """The monotonic clock alone, for those who only measure."""
+
     def boottime(self) -> timedelta:
         """A monotonic clock that also runs through suspend."""
 
@@ -60,6 +63,9 @@ class SystemClock:
 
     def now(self) -> Now:
         return Now(datetime.now(UTC), timedelta(seconds=time.monotonic()))
+
+    def monotonic(self) -> timedelta:
+        return timedelta(seconds=time.monotonic())
 
     def boottime(self) -> timedelta:
         return timedelta(seconds=time.clock_gettime(_BOOT_CLOCK))

@@ -89,18 +89,18 @@ class LoopPulse:
         self._clock = clock
         self._limit = limit
         self._every = min(limit / 10, timedelta(seconds=1))
-        self._last = clock.now().mono
+        self._last = clock.monotonic()
 
     async def beat(self) -> None:
         """Until cancelled."""
         while True:
-            self._last = self._clock.now().mono
+            self._last = self._clock.monotonic()
             await asyncio.sleep(self._every.total_seconds())
 
     def complaint(self) -> str | None:
         """What is wrong. Any thread may ask."""
         # The last beat came up to one pause before the loop got stuck.
-        if self._clock.now().mono - self._last <= self._limit + self._every:
+        if self._clock.monotonic() - self._last <= self._limit + self._every:
             return None
         return f"the event loop has been stuck for more than {self._limit.total_seconds():g} s"
 

@@ -223,8 +223,8 @@ class LeaderElector:
         lease = await self._read()
         if lease is None:
             return await self._write(self._client.create, self._new_lease())
-        self._observed.see(Record.of(lease), self._clock.now().mono)
-        if not self._observed.is_free(self._identity, self._clock.now().mono):
+        self._observed.see(Record.of(lease), self._clock.monotonic())
+        if not self._observed.is_free(self._identity, self._clock.monotonic()):
             return False
         return await self._write(self._client.update, lease)
 
@@ -308,7 +308,7 @@ class LeaderElector:
         if self._metrics is not None:
             self._metrics.slow_path()
         lease = await self._client.get(LEASES, self._name, self._namespace)
-        self._observed.see(Record.of(lease), self._clock.now().mono)
+        self._observed.see(Record.of(lease), self._clock.monotonic())
         holder = Record.of(lease).holder
         if holder != self._identity:
             self._log.warning("lease lost: another holds it", holder=holder)

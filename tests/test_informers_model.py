@@ -278,7 +278,7 @@ async def test_silence_counts_from_the_last_sign_of_life() -> None:
     server.faults.extend([None, Fault.SILENT, Fault.REFUSED])  # type: ignore[list-item]
     async with background(made.run()):
         await asyncio.sleep(60)
-        assert not made.view.catching_up("ns/a", made.view._clock.now().mono), (
+        assert not made.view.catching_up("ns/a", made.view._clock.monotonic()), (
             "a start shows a list"
         )
         opened = since(made.view.up_since)

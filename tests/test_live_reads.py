@@ -102,7 +102,7 @@ class Scene:
         self.others.heard(self.now())
 
     def now(self) -> timedelta:
-        return self.clock.now().mono
+        return self.clock.monotonic()
 
     async def asked(self, *, at: float, answered: float) -> None:
         """A live read that is sent and answered so many seconds after the last sign of life."""

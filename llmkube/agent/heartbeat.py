@@ -207,7 +207,7 @@ class Heartbeat:
         return answer.overwritten or answer.disowned
 
     async def _current_node(self) -> Node:
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         target = self._wanted.target(self._client.access)
         known = self._node
         fresh = now - self._read_at < self._settings.reread_interval

@@ -221,7 +221,7 @@ class _StrangerLog:
 
     def saw(self, peer: str) -> None:
         self._count += 1
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         if now < self._quiet_until:
             return
         log.warning("requests without the relay token refused", count=self._count, last_peer=peer)

@@ -22,7 +22,7 @@ class SleepWatch:
 
     def look(self, clock: Clock) -> timedelta:
         """How long the machine slept since the last look; zero if it did not."""
-        lead = clock.boottime() - clock.now().mono
+        lead = clock.boottime() - clock.monotonic()
         grown = lead - self._lead if self._lead is not None else ZERO
         self._lead = lead
         return grown if grown >= self.threshold else ZERO

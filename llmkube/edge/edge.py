@@ -95,7 +95,7 @@ class Edge:
 
     def _ahead(self) -> timedelta:
         """How far the clock that runs through sleep is ahead of the one that does not."""
-        return self.clock.boottime() - self.clock.now().mono
+        return self.clock.boottime() - self.clock.monotonic()
 
     def _refresh(self, copy: WorkingCopy) -> None:
         try:
@@ -180,8 +180,8 @@ async def _serve(
     metrics: Metrics,
 ) -> None:
     live, ready = Checks(), Checks()
-    live.add("push-loop", lambda: stuck(state, clock.now().mono, options.settings))
-    ready.add("datacenter", lambda: silent(state, clock.now().mono))
+    live.add("push-loop", lambda: stuck(state, clock.monotonic(), options.settings))
+    ready.add("datacenter", lambda: silent(state, clock.monotonic()))
     routes = metrics_routes(lambda: (generate_latest(metrics.registry), CONTENT_TYPE_LATEST))
     for address, served in (
         (options.metrics_bind_address, routes),

@@ -133,23 +133,23 @@ class Pusher:
     _sources: dict[str, Reading[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        now = self.clock.now().mono
+        now = self.clock.monotonic()
         self.state = PushState(self.settings.default_interval, last_attempt=now)
 
     async def run(self) -> None:
         """Push at once, and then on time."""
         while True:
-            started = self.clock.now().mono
+            started = self.clock.monotonic()
             pause = await self.attempt()
             if self._failures:  # the datacenter is given what it asked for, or more
-                await self._rest(self.clock.now().mono, pause * (1 + self._share()))
+                await self._rest(self.clock.monotonic(), pause * (1 + self._share()))
             else:
                 await self._rest(started, self._in_time(pause))
 
     async def attempt(self) -> timedelta:
         """Push once; returns when to do so again, before jitter: counted from the beginning of
         this push, or from its end if it failed."""
-        self.state.last_attempt = self.clock.now().mono
+        self.state.last_attempt = self.clock.monotonic()
         try:
             await self._seed()
             await self._push(await self._collect())
@@ -197,7 +197,7 @@ class Pusher:
             FEDERATEDCLUSTERS, body, field_manager=FieldManager.EDGE, subresource="status"
         )
         self.state.interval = read_interval(answer, self.settings)
-        self.metrics.pushed(started.wall, self.clock.now().mono - started.mono)
+        self.metrics.pushed(started.wall, self.clock.monotonic() - started.mono)
         if leftover := left_behind(status, answer.get("status") or {}):
             await self._remove(leftover)
 
@@ -216,7 +216,7 @@ class Pusher:
     async def _rest(self, since: timedelta, pause: timedelta) -> None:
         """Wait until `pause` after `since`; a long one is cut into looks at the object, whose
         interval may be shorter by now."""
-        while (left := since + pause - self.clock.now().mono) > ZERO:
+        while (left := since + pause - self.clock.monotonic()) > ZERO:
             look = self.settings.look_again
             await asyncio.sleep(min(left, look).total_seconds())
             if left > look and await self._interval_is_shorter():
@@ -224,7 +224,7 @@ class Pusher:
 
     async def _interval_is_shorter(self) -> bool:
         before = self.state.interval
-        self.state.last_attempt = self.clock.now().mono
+        self.state.last_attempt = self.clock.monotonic()
         try:
             found = await self.hub.get(FEDERATEDCLUSTERS, self.site)
         except (ApiError, ConfigError):
@@ -255,7 +255,7 @@ class Pusher:
         elif self.state.last_success is None:
             log.info("pushing", site=self.site, interval=str(self.state.interval))
         self._failures, self.state.trouble = 0, ""
-        self.state.last_success = self.clock.now().mono
+        self.state.last_success = self.clock.monotonic()
 
     def _tell_sources(self, readings: Readings) -> None:
         """Say once what cannot be read and what to do, and that it can be read again."""

@@ -82,11 +82,11 @@ class CacheGuard(Generic[T]):
         """We created or changed the object: the API server answered with this version."""
         version = parse_version(resource_version)
         if version:
-            self._remember(key, _Write(uid, version, self._clock.now().mono))
+            self._remember(key, _Write(uid, version, self._clock.monotonic()))
 
     def deleted(self, key: str, uid: str) -> None:
         """We deleted the object with that UID: wait until the cache no longer shows it."""
-        self._remember(key, _Write(uid, 0, self._clock.now().mono))
+        self._remember(key, _Write(uid, 0, self._clock.monotonic()))
 
     def _remember(self, key: str, write: _Write) -> None:
         old = self._writes.get(key)
@@ -142,7 +142,7 @@ class CacheGuard(Generic[T]):
         if self._settled(key, write):
             self._clear(key)
             return Freshness.FRESH
-        late = self._clock.now().mono - write.at >= self._bound
+        late = self._clock.monotonic() - write.at >= self._bound
         return Freshness.READ_LIVE if late else Freshness.WAIT
 
     async def wait_fresh(self, key: str) -> Freshness:
@@ -151,7 +151,7 @@ class CacheGuard(Generic[T]):
         Returns at once, without giving up the event loop, if no write is on its way.
         """
         while (verdict := self.check(key)) is Freshness.WAIT:
-            left = self._writes[key].at + self._bound - self._clock.now().mono
+            left = self._writes[key].at + self._bound - self._clock.monotonic()
             try:
                 async with asyncio.timeout(left.total_seconds()), self._waiter(key) as echo:
                     await echo

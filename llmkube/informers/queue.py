@@ -53,7 +53,7 @@ class WorkQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = ZERO
         metrics.observe_queue(
-            self.__len__, lambda: self._schedule.unfinished(self._clock.now().mono)
+            self.__len__, lambda: self._schedule.unfinished(self._clock.monotonic())
         )
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class WorkQueue:
         if self._paused:
             return
         priority = Priority.INITIAL if initial else Priority.LIVE
-        if self._schedule.add(key, self._clock.now().mono, priority):
+        if self._schedule.add(key, self._clock.monotonic(), priority):
             self._metrics.added()
             self._wake()
 
@@ -78,7 +78,7 @@ class WorkQueue:
         """
         if self._paused:
             return
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         self._schedule.add_at(key, mono, now)
         self._look(now)
 
@@ -86,7 +86,7 @@ class WorkQueue:
         """Ask for a run after the key's back-off, `at_least` later; return the delay."""
         if self._paused:
             return ZERO
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         delay = self._schedule.add_failed(key, now, at_least=at_least)
         self._metrics.retried()
         self._look(now)
@@ -97,7 +97,7 @@ class WorkQueue:
 
         For what a retry is unlikely to mend: it must not be forgotten all the same.
         """
-        self.add_at(key, self._clock.now().mono + self._cap)
+        self.add_at(key, self._clock.monotonic() + self._cap)
         return self._cap
 
     def forget(self, key: str) -> None:
@@ -133,7 +133,7 @@ class WorkQueue:
         Raises QueueShutDown once the queue is shut down and nothing is ready.
         """
         while True:
-            now = self._clock.now().mono
+            now = self._clock.monotonic()
             self._look(now)
             taken = self._schedule.take(now)
             if taken is not None:
@@ -157,7 +157,7 @@ class WorkQueue:
 
     def done(self, key: str) -> timedelta:
         """The worker has finished with `key`, whatever came of it; return how long it took."""
-        duration, again = self._schedule.done(key, self._clock.now().mono)
+        duration, again = self._schedule.done(key, self._clock.monotonic())
         self._metrics.worked(duration)
         if again:
             self._wake()
@@ -176,7 +176,7 @@ class WorkQueue:
 
     def wake(self) -> None:
         """Look at the clock now. For tests whose clock moves by hand."""
-        self._look(self._clock.now().mono)
+        self._look(self._clock.monotonic())
 
     def _wake(self) -> None:
         while self._waiters:
@@ -206,4 +206,4 @@ class WorkQueue:
 
     def _fire(self) -> None:
         self._timer = None
-        self._look(self._clock.now().mono)
+        self._look(self._clock.monotonic())

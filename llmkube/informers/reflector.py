@@ -130,10 +130,10 @@ class Reflector(Generic[T]):
         if ending is Ending.END:
             return self._backoff.pause(self._lived)
         self._mode = after(self._mode, ending)
-        return self._backoff.next(self._clock.now().mono)
+        return self._backoff.next(self._clock.monotonic())
 
     def _failed(self, error: Exception) -> timedelta:
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         ending = self._ending(error, now)
         silent = ending in (Ending.SILENCE, Ending.STUCK)
         self._view.closed(now, silent=silent, short=self._is_short(now))
@@ -185,7 +185,7 @@ class Reflector(Generic[T]):
         keys: set[str] = set()
         token = None
         while True:
-            self._view.attempted(self._clock.now().mono)
+            self._view.attempted(self._clock.monotonic())
             page = self._decoder.page(await self._source.page(since, token, limit))
             version = _real(page.resource_version)
             await self._take_items(page.items, page.malformed, keys)
@@ -213,17 +213,17 @@ class Reflector(Generic[T]):
     # Watching -----------------------------------------------------------------------------------
 
     async def _watch(self) -> Ending:
-        self._view.attempted(self._clock.now().mono)
+        self._view.attempted(self._clock.monotonic())
         self._events = 0
         async with self._source.watch(self.resource_version, self._server_timeout()) as stream:
-            opened = self._clock.now().mono
+            opened = self._clock.monotonic()
             self._view.opened(opened)
             splitter = LineSplitter(self._settings.line_cap)
             while data := await stream.read():
                 await self._take_lines(splitter.feed(data))
             if rest := splitter.rest():  # a Status without a newline, or a line cut off
                 await self._take_lines([rest])
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         self._lived = now - opened
         short = self._is_short(now)
         self._view.closed(now, short=short)

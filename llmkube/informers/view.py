@@ -119,7 +119,7 @@ class View:
 
     def add_watch(self, name: str, scope: str | None = None) -> WatchView:
         """One more reflector that this view depends on: of that namespace, None for all."""
-        watch = WatchView(name, self._clock.now().mono, self._sight_changed, self._settings)
+        watch = WatchView(name, self._clock.monotonic(), self._sight_changed, self._settings)
         self._watches.append(watch)
         if scope is not None:
             self._by_scope[scope] = watch
@@ -210,7 +210,7 @@ class View:
         An ended task is, and so is one that has no stream and has tried nothing for `limit`. An
         API server that refuses or is away is not: a restart would not help.
         """
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         for watch in self._watches:
             if not watch.alive:
                 return f"the reflector of {watch.name} has ended"
@@ -229,4 +229,4 @@ def _clarity(sight: Sight) -> tuple[bool, timedelta]:
 def age(view: View, clock: Clock) -> timedelta | None:
     """How long ago the last event or bookmark came, None before the first."""
     heard = view.last_event_at
-    return None if heard is None else max(clock.now().mono - heard, ZERO)
+    return None if heard is None else max(clock.monotonic() - heard, ZERO)

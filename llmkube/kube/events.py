@@ -84,7 +84,7 @@ class EventRecorder:
         May be called while `run` writes, too: for the last Events before a stop.
         """
         async with self._writing:
-            now = self._clock.now().mono
+            now = self._clock.monotonic()
             for series in self._book.ready(now):
                 if now < self._not_before:
                     return
@@ -100,7 +100,7 @@ class EventRecorder:
         due = self._book.next_due()
         if due is None:
             return None
-        wait = max(due, self._not_before) - self._clock.now().mono
+        wait = max(due, self._not_before) - self._clock.monotonic()
         return max(wait, ZERO).total_seconds()
 
     async def _write(self, series: Series) -> None:
@@ -120,7 +120,7 @@ class EventRecorder:
             )
             self._book.give_up(series)
         else:
-            self._book.wrote(series, count, self._clock.now().mono)
+            self._book.wrote(series, count, self._clock.monotonic())
 
     async def _send(self, series: Series) -> None:
         namespace = series.regarding.event_namespace
@@ -137,7 +137,7 @@ class EventRecorder:
             return
 
     def _later(self, series: Series, error: ApiError) -> None:
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         self._not_before = now + max(PAUSE, error.retry_after or ZERO)
         if now - series.last_mono > GIVE_UP_AFTER:
             self._book.give_up(series)

@@ -98,7 +98,7 @@ class Transport:
         `gate` is called right before each time the call is sent (connecting may take a while
         before that), and may raise.
         """
-        asked = self._clock.now().mono
+        asked = self._clock.monotonic()
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._attempts(call, gate)
@@ -108,7 +108,7 @@ class Transport:
             self._note_late(call, asked)
 
     def _note_late(self, call: Call, asked: timedelta) -> None:
-        now = self._clock.now().mono
+        now = self._clock.monotonic()
         if now - asked > LATE_ANSWER and call.quick:
             for listener in self.late_listeners:
                 listener(asked, now)

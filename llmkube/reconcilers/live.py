@@ -88,14 +88,14 @@ class Evidence(Generic[K]):
         """
         heard = [(watch, watch.heard_at) for watch in self._informer.view.watches]
         me = object()
-        self._asked[me] = self._clock.now().mono
+        self._asked[me] = self._clock.monotonic()
         try:
             found = await read_live(self._client, self._informer.resource, self._kind, key)
         except Unavailable:
             self._stalled(heard)
             raise
         else:
-            if self._clock.now().mono - self._oldest() > timeout / LATE:
+            if self._clock.monotonic() - self._oldest() > timeout / LATE:
                 self._stalled(heard)
             return found
         finally:
@@ -108,6 +108,6 @@ class Evidence(Generic[K]):
 
     def _stalled(self, heard: list[tuple[WatchView, timedelta | None]]) -> None:
         """Whatever we watch, the outage began with the last sign of life before the question."""
-        now, asked = self._clock.now().mono, self._oldest()
+        now, asked = self._clock.monotonic(), self._oldest()
         for watch, at in heard:
             watch.stalled(asked if at is None else min(at, asked), now)

@@ -323,7 +323,7 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
             if await self._is_orphan(key, pod):
                 await self._delete(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
         if len(found) > _SWEPT_PER_RUN:
-            self._queue.add_at(key, self.clock.now().mono + SECOND)
+            self._queue.add_at(key, self.clock.monotonic() + SECOND)
 
     async def _is_orphan(self, key: str, pod: CachedPod) -> bool:
         node = await self._live_node(key)

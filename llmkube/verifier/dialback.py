@@ -67,9 +67,9 @@ def _result(text: str, finding: Finding | None) -> AddressResult:
 
 
 def _join(threads: list[threading.Thread], limit: timedelta, clock: Clock) -> None:
-    deadline = clock.now().mono + limit
+    deadline = clock.monotonic() + limit
     for thread in threads:
-        thread.join(max(ZERO, deadline - clock.now().mono).total_seconds())
+        thread.join(max(ZERO, deadline - clock.monotonic()).total_seconds())
 
 
 class _Dialler:
@@ -98,12 +98,12 @@ class _Dialler:
             return connect_failure(error)
 
     def _shake_hands(self, sock: socket.socket) -> Finding:
-        deadline = self._clock.now().mono + self._request.handshake_timeout
+        deadline = self._clock.monotonic() + self._request.handshake_timeout
         handshake = Handshake(self._context, self._identity)
         try:
             sock.sendall(handshake.start())
             while handshake.finding is None:
-                left = deadline - self._clock.now().mono
+                left = deadline - self._clock.monotonic()
                 if left <= ZERO:
                     raise TimeoutError
                 sock.settimeout(left.total_seconds())

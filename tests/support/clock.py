@@ -18,6 +18,9 @@ class FakeClock:
     def now(self) -> Now:
         return Now(self.wall, self.mono)
 
+    def monotonic(self) -> timedelta:
+        return self.mono
+
     def boottime(self) -> timedelta:
         return self.boot
 

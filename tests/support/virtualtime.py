@@ -52,8 +52,11 @@ class VirtualClock:
         mono = timedelta(seconds=self._loop.time())
         return Now(_START + mono, mono)
 
+    def monotonic(self) -> timedelta:
+        return timedelta(seconds=self._loop.time())
+
     def boottime(self) -> timedelta:
-        return self.now().mono
+        return self.monotonic()
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
