@@ -9,15 +9,17 @@ import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench import engine, hub, macs, report, simulation, verifier
+from bench import engine, hub, macs, report, simulation, verifications, verifier
 from bench.report import Figure
 from devcluster.controlplane import ControlPlane
 from tests.conftest import install_crds, open_client
 
-PARTS = ("hub", "macs", "engine", "simulation", "verifier")
+PARTS = ("hub", "macs", "verifications", "engine", "simulation", "verifier")
 
 
-async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) -> list[Figure]:
+async def measure(
+    parts: Sequence[str], sizes: Sequence[int], seconds: float, only: Sequence[str]
+) -> list[Figure]:
     """All asked-for parts that need the real world once, on one control plane."""
     figures: list[Figure] = await asyncio.to_thread(verifier.run) if "verifier" in parts else []
     if not set(parts) - {"verifier", "simulation"}:
@@ -29,12 +31,14 @@ async def measure(parts: Sequence[str], sizes: Sequence[int], seconds: float) ->
         if "hub" in parts:
             for size in sizes:
                 hub_plan = hub.Plan(sites=size, seconds=seconds)
-                figures += await hub.run(cluster, client, hub_plan)
+                figures += await hub.run(cluster, client, hub_plan, only)
         if "macs" in parts:
             for size in sizes:
                 rate = 333.0 if size > 5000 else 200.0
-                mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 60.0))
-                figures += await macs.run(cluster, client, mac_plan)
+                mac_plan = macs.Plan(macs=size, rate=rate)
+                figures += await macs.run(cluster, client, mac_plan, only)
+        if "verifications" in parts:
+            figures += await verifications.run(cluster, client, verifications.Plan())
         if "engine" in parts:
             figures += await engine.run(cluster, client, engine.Plan(seconds=seconds))
     return figures
@@ -46,15 +50,18 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000], help="objects")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
     parser.add_argument("--runs", type=int, default=1, help="medians are taken over so many runs")
+    parser.add_argument("--only", nargs="+", default=[], help="subjects of hub and macs; or all")
     parser.add_argument(
-        "--simulated-macs", type=int, default=10_000, help="Macs of the simulation (10,000)"
+        "--simulated-macs", type=int, default=100_000, help="Macs of the simulation (100,000)"
     )
     options = parser.parse_args()
     parts = options.parts or PARTS
     runs = [
-        asyncio.run(measure(parts, options.sizes, options.seconds)) for _ in range(options.runs)
+        asyncio.run(measure(parts, options.sizes, options.seconds, options.only))
+        for _ in range(options.runs)
     ]
     figures = report.median_of(runs)
+    figures += report.growth(figures)
     if "simulation" in parts:  # the same in every run, and on an event loop of its own
         figures += simulation.run(simulation.Plan(macs=options.simulated_macs))
     environment = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bench.load import Watcher, at_rate, finished, for_each
+from bench.load import Watcher, at_rate, finished, flat_out, for_each
 from bench.report import Figure, percentile
-from bench.subject import Running, Subject, ours, peers, running
+from bench.subject import Running, Subject, chosen, ours, peers, running
 from devcluster.controlplane import ControlPlane
 from llmkube.api.names import FieldManager
 from llmkube.api.times import format_micro_time
@@ -28,46 +28,52 @@ BOUNDARY_INTERVAL = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure."""
+    """How much to measure. kopf takes minutes to start with few sites, and is spared more."""
 
     sites: int = 2000
     rate: float = 200.0
     seconds: float = 20.0
     probes: int = 100
+    kopf_at_most: int = 2000
 
 
-def subjects() -> list[Subject]:
+def subjects(plan: Plan) -> list[Subject]:
     """Ours, the optional peers of $LLMKUBE_BENCH_HUB_PEER, and kopf, which leaves finalizers."""
     kopf = Path(__file__).parent / "peers" / "kopf_hub.py"
     argv = [sys.executable, "-m", "kopf", "run", "-A", "--standalone", "--log-format=plain"]
+    slow = [Subject("kopf", [*argv, "--quiet", str(kopf)])]
     return [
         ours("federatedcluster"),
         *peers("LLMKUBE_BENCH_HUB_PEER"),
-        Subject("kopf", [*argv, "--quiet", str(kopf)]),
+        *(slow if plan.sites <= plan.kopf_at_most else ()),
     ]
 
 
-async def run(cluster: ControlPlane, client: KubeClient, plan: Plan) -> list[Figure]:
-    """Measure every subject on the same objects."""
+async def run(
+    cluster: ControlPlane, client: KubeClient, plan: Plan, only: Sequence[str] = ()
+) -> list[Figure]:
+    """Measure every subject (or `only` those named) on the same objects."""
     hub = _Hub(client, plan)
-    figures = [await hub.prepare()]
-    client_seconds = figures[0].value
-    for subject in subjects():
-        figures += await finished(PART, subject, _measure(hub, cluster, subject, client_seconds))
+    await hub.prepare()
+    figures: list[Figure] = []
+    for subject in chosen(subjects(plan), only):
+        figures += await finished(PART, subject, _measure(hub, cluster, subject))
         await hub.clear_phases()
     await hub.remove()
     return figures
 
 
-async def _measure(
-    hub: _Hub, cluster: ControlPlane, subject: Subject, client_seconds: float
-) -> list[Figure]:
+async def _measure(hub: _Hub, cluster: ControlPlane, subject: Subject) -> list[Figure]:
     mine = subject.name == "llmkube"
     n = hub.plan.sites
-    await hub.push_all()
 
     def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
+        name = f"{name}, {n} sites"
         return Figure(PART, name, subject.name, value, unit, target if mine else None)
+
+    client_seconds = await hub.own_writes()
+    await hub.clear_phases()
+    await hub.push_all()
 
     async with hub.watching() as watcher:
         began = time.perf_counter()
@@ -76,17 +82,25 @@ async def _measure(
             cold = time.perf_counter() - began
             idle = await _idle(process, hub.plan.seconds)
             per_push, rss = await _pushes(hub, process)
-            latencies = await hub.latencies(watcher)
+            flat_out_rate, flat_out_cpu = await _flat_out(hub, process)
+            latencies, trip = await hub.latencies(watcher), await hub.round_trip()
             lateness = await hub.boundary_lateness(watcher)
+    median = percentile(latencies, 0.5)
     return [
-        figure(f"cold start, {n} sites", cold, "s", 1.2 * client_seconds),
+        figure("cold start", cold, "s"),
+        figure("the client's own writes of the same", client_seconds, "s"),
+        figure("cold start ÷ the client's own writes", cold / client_seconds, "", 1.2),
         figure("CPU when nothing happens", idle, "%", 0.3),
         figure(f"CPU per push at {hub.plan.rate:.0f}/s", per_push, "µs", 200),
-        figure(f"resident memory, {n} sites", rss / 1e6, "MB", 115),
-        figure("push after silence → phase, p50", percentile(latencies, 0.5) * 1e3, "ms", 2.5),
-        figure("push after silence → phase, p99", percentile(latencies, 0.99) * 1e3, "ms"),
-        figure("push after silence → phase, max", max(latencies) * 1e3, "ms", 15),
-        figure("boundary → phase, max", max(lateness), "s", 0.05),
+        figure("pushes a second, flat out", flat_out_rate, ""),
+        figure("CPU per push, flat out", flat_out_cpu, "µs"),
+        figure("resident memory", rss / 1e6, "MB", 115),
+        figure("push after silence → phase p50", median * 1e3, "ms", 2.5),
+        figure("push after silence → phase p99", percentile(latencies, 0.99) * 1e3, "ms"),
+        figure("push after silence → phase max", max(latencies) * 1e3, "ms", 15),
+        figure("a push's own round trip p50", trip * 1e3, "ms"),
+        figure("push → phase ÷ a push's own round trip, p50", median / trip, "", 1),
+        figure("boundary → phase max", max(lateness), "s", 0.05),
     ]
 
 
@@ -107,6 +121,15 @@ async def _pushes(hub: _Hub, process: Running) -> tuple[float, int]:
     return (after.cpu - before.cpu) / pushed * 1e6, after.rss
 
 
+async def _flat_out(hub: _Hub, process: Running) -> tuple[float, float]:
+    """(pushes a second that the API server takes at most, µs of CPU per push)."""
+    before, began = process.usage().cpu, time.perf_counter()
+    pushed = await flat_out(hub.names, hub.push, seconds=hub.plan.seconds / 2)
+    rate = pushed / (time.perf_counter() - began)
+    await asyncio.sleep(1)  # what is under way
+    return rate, (process.usage().cpu - before) / pushed * 1e6
+
+
 class _Hub:
     """The bench's sites and its own client."""
 
@@ -115,18 +138,28 @@ class _Hub:
         self.plan = plan
         self.names = [f"site-{number:05d}" for number in range(plan.sites)]
 
-    async def prepare(self) -> Figure:
-        """Make the sites; measures what this client itself needs to write every phase."""
+    async def prepare(self) -> None:
+        """Make the sites."""
         await for_each(self.names, lambda name: self.create(name, QUIET_INTERVAL))
         await self.push_all()
+
+    async def own_writes(self) -> float:
+        """Seconds that this client itself needs to write every phase, until it sees them."""
         async with self.watching() as watcher:
             began = time.perf_counter()
             await for_each(self.names, self._write_phase)
             await watcher.until(lambda: self.all_connected(watcher), seconds=300)
-            seconds = time.perf_counter() - began
-        await self.clear_phases()
-        n = self.plan.sites
-        return Figure(PART, f"the same {n} writes", "bench client", seconds, "s")
+            return time.perf_counter() - began
+
+    async def round_trip(self) -> float:
+        """Median seconds of one push, asked for by itself."""
+        trips = []
+        for name in self.names[: self.plan.probes]:
+            began = time.perf_counter()
+            await self.push(name)
+            trips.append(time.perf_counter() - began)
+            await asyncio.sleep(0.02)
+        return percentile(trips, 0.5)
 
     async def create(self, name: str, interval: int) -> None:
         body = {
@@ -160,7 +193,7 @@ class _Hub:
     async def _write_phase(self, name: str) -> None:
         await self._apply_status(name, {"phase": "Connected"}, FieldManager.HUB)
 
-    async def _apply_status(self, name: str, status: dict[str, object], manager: str) -> None:
+    async def _apply_status(self, name: str, status: Mapping[str, object], manager: str) -> None:
         body = {
             "apiVersion": FEDERATEDCLUSTERS.api_version,
             "kind": FEDERATEDCLUSTERS.kind,

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, takewhile
 from typing import Any
 
 import msgspec
@@ -58,6 +59,21 @@ async def at_rate(
             await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
             await slots.acquire()
             tasks.create_task(one(items[number % len(items)]))
+    return done
+
+
+async def flat_out(
+    items: Sequence[Any], work: Callable[[Any], Awaitable[object]], *, seconds: float
+) -> int:
+    """Do `work` on the items in turn, `PARALLEL` at once, as fast as it goes; returns how many."""
+    ends, done = time.perf_counter() + seconds, 0
+
+    async def counted(item: Any) -> None:
+        nonlocal done
+        await work(item)
+        done += 1
+
+    await for_each(takewhile(lambda _: time.perf_counter() < ends, cycle(items)), counted)
     return done
 
 

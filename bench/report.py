@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +50,38 @@ def median_of(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
         )
         for one in (runs[0] if runs else ())
     ]
+
+
+_SIZED = re.compile(r"(cold start|resident memory), (\d+) (\w+)").fullmatch
+
+
+def growth(figures: Sequence[Figure]) -> list[Figure]:
+    """How cost grows from the smallest to the largest number of objects: bytes of memory for each,
+    and the power of their number with which a cold start grows. Nothing for one size."""
+    sizes: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for one in figures:
+        if found := _SIZED(one.name):
+            kind = (one.part, one.subject, found[1], found[3])
+            sizes.setdefault(kind, {})[int(found[2])] = one.value
+    return [
+        _growth(*kind, min(by_size), max(by_size), by_size)
+        for kind, by_size in sizes.items()
+        if len(by_size) > 1
+    ]
+
+
+def _growth(
+    part: str, subject: str, name: str, objects: str, low: int, high: int, by_size: dict[int, float]
+) -> Figure:
+    over = f"from {low} to {high} {objects}"
+    if name == "resident memory":
+        each = (by_size[high] - by_size[low]) * 1e3 / (high - low)
+        return Figure(part, f"memory for each more, {over}", subject, each, "KB", _PER_OBJECT)
+    power = math.log(by_size[high] / by_size[low]) / math.log(high / low)
+    return Figure(part, f"cold start grows with the power, {over}", subject, power, "")
+
+
+_PER_OBJECT = 4.0  # KB
 
 
 def percentile(values: Iterable[float], share: float) -> float:

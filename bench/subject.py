@@ -73,6 +73,11 @@ def ours(*controllers: str) -> Subject:
     return Subject("llmkube", [*argv, "--log-level", "warning"])
 
 
+def chosen(subjects: Sequence[Subject], only: Sequence[str]) -> list[Subject]:
+    """The subjects of those names; all of them if none is named."""
+    return [subject for subject in subjects if not only or subject.name in only]
+
+
 def peers(variable: str) -> list[Subject]:
     """Optional peers from an environment variable: `NAME=COMMAND;NAME=COMMAND`."""
     entries = [entry for entry in os.environ.get(variable, "").split(";") if entry.strip()]

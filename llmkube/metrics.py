@@ -308,7 +308,7 @@ class _RestFamilies:
         )
         self.seconds = Histogram(
             "rest_client_request_duration_seconds",
-            "Time until the whole answer (of a watch: until its headers)",
+            "Time until the whole answer is read (of a watch: until its headers)",
             ("verb", "host"),
             buckets=REST_LATENCY_BUCKETS,
             registry=registry,

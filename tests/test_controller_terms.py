@@ -43,7 +43,7 @@ async def test_every_controller_counts_from_zero_before_it_runs(
     assert value("controller_runtime_reconcile_total", result="error") == 0
     assert value("controller_runtime_reconcile_errors_total") == 0
     assert value("controller_runtime_active_workers") == 0
-    assert value("controller_runtime_max_concurrent_reconciles") == 8
+    assert value("controller_runtime_max_concurrent_reconciles") == 32
 
 
 async def test_queues_take_no_keys_before_there_are_workers(parts: Parts) -> None:

@@ -345,7 +345,7 @@ async def test_a_half_open_watch_is_unavailable_in_time(
 ) -> None:
     client = await connect()
     async with client.watch(
-        NAMESPACES, inactivity_timeout=timedelta(milliseconds=500), coalesce=timedelta(0.05)
+        NAMESPACES, inactivity_timeout=timedelta(milliseconds=500), coalesce=timedelta(seconds=0.05)
     ) as stream:
         with proxy.frozen(WATCHES), pytest.raises(errors.Unavailable, match=r"silent for 0\.5 s"):
             await read_to_end(stream)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import msgspec
 from cryptography import x509
 
 from llmkube.api.candidates import CandidateSource
@@ -48,8 +49,7 @@ class InvalidReport(ValueError):
         self.why = why
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedCandidate:
+class ReportedCandidate(msgspec.Struct, frozen=True, gc=False):
     """An address the Mac believes it has. Not yet parsed: `rules.candidates` judges it."""
 
     address: str
@@ -132,7 +132,7 @@ def _load(text: str | bytes) -> dict[str, Any]:
         if len(raw) > MAX_REPORT_BYTES:
             # Not how many: each number would be a fault of its own, to be told anew.
             _refuse("report", f"has more than {MAX_REPORT_BYTES} bytes")
-        value = _decode_json(raw.decode())
+        value = _decode_json(text if isinstance(text, str) else raw.decode())
     except UnicodeError:
         _refuse("report", "is not UTF-8")
     except RecursionError:  # not a ValueError
@@ -168,6 +168,9 @@ _decode_json: Callable[[str], Any] = json.JSONDecoder(
 ).decode
 
 
+_CONTAINERS = frozenset({dict, list})
+
+
 def _too_deep(value: object) -> bool:
     """Whether containers nest beyond MAX_DEPTH, wherever this interpreter's own limit lies."""
     level: list[Any] = [value]
@@ -176,7 +179,7 @@ def _too_deep(value: object) -> bool:
             child
             for parent in level
             for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
+            if type(child) in _CONTAINERS
         ]
         if not level:
             return False
@@ -276,12 +279,24 @@ def _parse_candidates(values: list[Any]) -> tuple[ReportedCandidate, ...]:
 def _parse_candidate(index: int, value: Any) -> ReportedCandidate:
     if type(value) is not dict:
         _refuse(f"candidates[{index}]", "is not an object")
+    if (usual := _usual_candidate(value)) is not None:
+        return usual
     fields = _Fields(value, f"candidates[{index}].")
     address = fields.text("address")[:_MAX_ADDRESS]
     if not address.isprintable():  # never mend an address: only keep it from harming a terminal
         address = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in address)
     source = fields.label("source", 16)
     return ReportedCandidate(address, _SOURCES.get(source or "", CandidateSource.UNKNOWN))
+
+
+def _usual_candidate(value: dict[str, Any]) -> ReportedCandidate | None:
+    """A candidate with nothing to mend, in a fifth of the time; None: look closer."""
+    address, source = value.get("address"), value.get("source")
+    if type(address) is not str or type(source) is not str or source not in _SOURCES:
+        return None
+    if len(address) > _MAX_ADDRESS or not address.isprintable():
+        return None
+    return ReportedCandidate(address, _SOURCES[source])
 
 
 def _parse_capacity(fields: _Fields) -> ReportedCapacity:

@@ -108,13 +108,14 @@ class Parts:
             METALNODES,
             CachedMetalNode,
             indexes={**heartbeat.METALNODE_INDEXES, **verification_caches.NODE_INDEXES},
+            coalesce=self._options.tuning.life.coalescing,
         )
         guard = nodes.guard()
         leases: Informer[CachedLease] = self._informer(
             LEASES,
             CachedLease,
             field_selector=None if self._options.namespaces else NOT_NODE_LEASES,
-            coalesce=self._options.tuning.life.lease_coalescing,
+            coalesce=self._options.tuning.life.coalescing,
         )
         record_of: RecordOf[CachedMetalNode] = _no_record
         if ControllerName.HEARTBEAT in wanted:

@@ -31,7 +31,7 @@ MAY_BE_ZERO = frozenset(
         "phase.trust.tolerance",
         "checks.reverify_jitter",
         "checks.intake",
-        "life.lease_coalescing",
+        "life.coalescing",
         "life.drain",
         "life.last_events",
     }
@@ -53,6 +53,8 @@ SHORTER = (
     (("reflector.backoff_cap", "reflector.backoff_cap"), "life.no_attempt_limit"),
     (("phase.stale_after",), "phase.unreachable_after"),
     (("checks.connect_timeout", "checks.handshake_timeout"), "checks.timeout"),
+    # Else what is being gathered looks like silence.
+    (("life.coalescing",), "reflector.inactivity_timeout"),
     # Else a verified Mac loses its True before it is checked again.
     (("checks.reverify",), "checks.true_lasts"),
 )

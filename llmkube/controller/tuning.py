@@ -47,7 +47,7 @@ class QueueSettings:
 
     backoff_base: timedelta = timedelta(milliseconds=5)
     backoff_cap: timedelta = timedelta(seconds=1000)
-    workers: int = 8
+    workers: int = 32
     """Of each controller. The API server is the bottleneck, not these."""
     run_limit: timedelta = timedelta(minutes=2)
     """A reconcile that takes longer is ended, and tried again."""
@@ -58,9 +58,9 @@ class LifeSettings:
     """Starting, stopping, and being probed."""
 
     request_timeout: timedelta = timedelta(seconds=30)
-    lease_coalescing: timedelta = timedelta(milliseconds=50)
-    """Lease events are gathered this long before they are read: nobody minds it of a heartbeat
-    of 30 s, and nearly all of an event's cost is waking up for it."""
+    coalescing: timedelta = timedelta(milliseconds=100)
+    """Events about Leases and MetalNodes are gathered this long before they are read: nobody minds
+    it of a heartbeat of 30 s, and nearly all of an event's cost is waking up for it."""
     no_attempt_limit: timedelta = timedelta(minutes=3)
     """`/healthz` fails when a reflector has had no stream and made no attempt for so long."""
     filling_limit: timedelta = timedelta(seconds=60)

@@ -57,15 +57,20 @@ class Change(msgspec.Struct, Generic[T], frozen=True, gc=False):
     at: Now
 
 
+_Places = list[tuple[str, ...]]
+"""The values under which one object is found, for each index in turn."""
+
+
 class Store(Generic[T]):
     """Objects by key, with indexes kept up to date by `put` and `remove`."""
 
-    __slots__ = ("_functions", "_indexes", "_objects")
+    __slots__ = ("_functions", "_indexes", "_nowhere", "_objects")
 
     def __init__(self, indexes: Mapping[str, Index[T]] | None = None) -> None:
         self._objects: dict[str, T] = {}
-        self._functions = dict(indexes or {})
-        self._indexes: dict[str, dict[str, _Keys]] = {n: {} for n in self._functions}
+        self._functions = list((indexes or {}).values())
+        self._indexes: dict[str, dict[str, _Keys]] = {name: {} for name in indexes or {}}
+        self._nowhere: _Places = [() for _ in self._functions]
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -106,29 +111,29 @@ class Store(Generic[T]):
         An index function that raises leaves the store as it was, and the error goes to the caller.
         """
         key = obj.key
-        filed = self._values(obj) if self._functions else {}
+        places = self._places(obj)
         old = self._objects.get(key)
         self._objects[key] = obj
-        if filed:
-            self._file(key, {} if old is None else self._values(old), filed)
+        before = self._nowhere if old is None else self._places(old)
+        if places != before:
+            self._file(key, before, places)
         return old
 
     def remove(self, key: str) -> T | None:
         """Drop the object of that key and return it, or None."""
         old = self._objects.pop(key, None)
-        if old is not None and self._functions:
-            self._file(key, self._values(old), {})
+        if old is not None:
+            self._file(key, self._places(old), self._nowhere)
         return old
 
-    def _values(self, obj: T) -> dict[str, set[str]]:
-        return {name: set(function(obj)) for name, function in self._functions.items()}
+    def _places(self, obj: T) -> _Places:
+        return [tuple(function(obj)) for function in self._functions]
 
-    def _file(self, key: str, old: dict[str, set[str]], new: dict[str, set[str]]) -> None:
-        for name, index in self._indexes.items():
-            before, after = old.get(name, set()), new.get(name, set())
-            for value in before - after:
+    def _file(self, key: str, old: _Places, new: _Places) -> None:
+        for index, before, after in zip(self._indexes.values(), old, new, strict=True):
+            for value in {*before}.difference(after):
                 _remove(index, value, key)
-            for value in after - before:
+            for value in {*after}.difference(before):
                 _add(index, value, key)
 
 

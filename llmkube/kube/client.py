@@ -239,7 +239,13 @@ class KubeClient:
         accept = METADATA if metadata_only else "application/json"
         call = Call("GET", _target(resource, namespace, query=query), accept=accept)
         async with self._transport.stream(call) as connection:
-            yield WatchStream(connection, inactivity_timeout=inactivity_timeout, coalesce=coalesce)
+            stream = WatchStream(
+                connection, inactivity_timeout=inactivity_timeout, coalesce=coalesce
+            )
+            try:
+                yield stream
+            finally:
+                stream.close()
 
     async def server_version(self) -> str:
         """The API server's version, for example "v1.36.3"."""
@@ -270,15 +276,17 @@ class KubeClient:
         field_manager: str,
         subresource: str | None = None,
         force: bool = True,
+        patient: bool = False,
     ) -> Object:
         """Server-side apply. Name and namespace come from the body's metadata, which should also
-        carry the resourceVersion it was computed from (then raises Conflict)."""
+        carry the resourceVersion it was computed from (then raises Conflict). `patient`: it is sent
+        at once, but the answer may be read a little later, together with others."""
         metadata = _metadata(body)
         query = {"fieldManager": field_manager, "force": "true" if force else "false"}
         target = _target(
             resource, metadata.get("namespace"), metadata["name"], subresource, query=query
         )
-        return await self._write(Call("PATCH", target, _encode(body), APPLY))
+        return await self._write(Call("PATCH", target, _encode(body), APPLY, patient=patient))
 
     async def merge_patch(
         self,

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import floor
 from typing import cast
 from urllib.parse import unquote, urlsplit
 
+from llmkube.clock import ZERO
 from llmkube.kube.http1 import AnswerParser, BadAnswer, Head
 
 CONNECT_TIMEOUT = timedelta(seconds=10)
@@ -80,6 +82,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._streaming = False
         self._paused = False
+        self._alarm: asyncio.TimerHandle | None = None
         self._ended: Exception | None = None
         self._on_close: Callable[[Connection], None] | None = None
 
@@ -115,6 +118,7 @@ class Connection(asyncio.Protocol):
         return None  # close; connection_lost follows
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_resting()
         if self._answer is not None and exc is None:
             self._answer.feed_end()
         self._end(exc or EOFError("the connection was closed"))
@@ -141,9 +145,12 @@ class Connection(asyncio.Protocol):
         """Call `callback` when the connection has ended."""
         self._on_close = callback
 
-    async def exchange(self, request: bytes) -> tuple[Head, bytes]:
-        """Send a request and return the whole answer. Raises Disconnected, BadAnswer."""
+    async def exchange(self, request: bytes, patience: timedelta = ZERO) -> tuple[Head, bytes]:
+        """Send a request and return the whole answer, which may lie until the next beat of
+        `patience`. Raises Disconnected, BadAnswer."""
         answer = self._send(request)
+        if patience:
+            self.rest(patience)
         while not answer.complete:
             await self._more(answer)
         assert answer.head is not None
@@ -166,10 +173,32 @@ class Connection(asyncio.Protocol):
         """The next bytes of the body, b"" at its end. Raises Disconnected, BadAnswer."""
         answer = self._answer
         assert answer is not None
-        self._resume()
+        if self._alarm is None:
+            self._resume()
         while not answer.size and not answer.complete:
             await self._more(answer)
         return answer.take()
+
+    def rest(self, period: timedelta) -> None:
+        """Leave what arrives in the kernel until the next beat of that period.
+
+        Beats are whole multiples of the period on the loop's clock, so all connections that rest
+        wake the process together. The next one is the first that is more than half a period ahead.
+        """
+        self.pause()
+        if self._alarm is None and self._ended is None:
+            loop, every = asyncio.get_running_loop(), period.total_seconds()
+            beat = (floor(loop.time() / every + 0.5) + 1) * every
+            self._alarm = loop.call_at(beat, self._rested)
+
+    def _rested(self) -> None:
+        self._alarm = None
+        self._resume()
+
+    def _stop_resting(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def pause(self) -> None:
         """Leave what arrives in the kernel until the next `read`."""
@@ -186,8 +215,10 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Cut the connection: an orderly TLS close would wait for a peer that may be gone."""
+        self._stop_resting()
         if self._ended is None:
             self._ended = EOFError("the connection was cut")
+            self._wake()
         if self._transport is not None:
             self._transport.abort()
 
@@ -272,10 +303,12 @@ class Pool:
         *,
         fresh: bool = False,
         gate: Callable[[], None] | None = None,
+        patience: timedelta = ZERO,
     ) -> tuple[Head, bytes]:
         """Send a request over an idle or (certainly, if `fresh`) a new connection.
 
-        `gate` is called when there is nothing left to wait for, and may raise. Otherwise raises
+        `gate` is called when there is nothing left to wait for, and may raise. For `patience` see
+        `Connection.exchange`. Otherwise raises
         Disconnected, BadAnswer, OSError, TimeoutError. An exchange that does not end well, by
         cancellation too, takes its connection with it.
         """
@@ -284,7 +317,7 @@ class Pool:
             try:
                 if gate is not None:
                     gate()
-                answer = await connection.exchange(request)
+                answer = await connection.exchange(request, patience)
             except BaseException:
                 connection.abort()
                 raise

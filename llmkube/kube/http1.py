@@ -123,12 +123,12 @@ class AnswerParser:
 
     def _step(self, data: bytes, at: int) -> int:
         match self._expect:
+            case _Expect.CHUNK_LINE:
+                return self._read_chunk_line(data, at)
             case _Expect.HEAD:
                 return self._read_head(data, at)
             case _Expect.LENGTH | _Expect.CHUNK:
                 return self._read_counted(data, at)
-            case _Expect.CHUNK_LINE:
-                return self._read_chunk_line(data, at)
             case _Expect.CHUNK_END:
                 return self._read_chunk_end(data, at)
             case _Expect.TRAILER:
@@ -170,8 +170,12 @@ class AnswerParser:
         if not digits or len(digits) > 16 or digits.strip(b"0123456789abcdefABCDEF"):
             raise BadAnswer("a chunk begins without its size")
         self._left = int(digits, 16)
+        start, stop = end + 2, end + 2 + self._left
+        if self._left and data[stop : stop + 2] == b"\r\n":  # all of it is here, as nearly always
+            self._keep(data[start:stop])
+            return stop + 2
         self._expect = _Expect.CHUNK if self._left else _Expect.TRAILER
-        return end + 2
+        return start
 
     def _read_chunk_end(self, data: bytes, at: int) -> int:
         if len(data) - at < 2:

@@ -32,6 +32,10 @@ ERROR_BODY_LIMIT = 64 * 1024
 LATE_ANSWER = timedelta(seconds=1)
 """What is quick takes milliseconds; an API server that needs longer hangs."""
 
+PATIENCE = timedelta(milliseconds=20)
+"""Answers that may wait are read together at each beat of this: to wake up for each of them costs
+more than all the rest that is done about it."""
+
 _NETWORK_ERRORS = (Disconnected, BadAnswer, OSError, TimeoutError)
 
 
@@ -50,6 +54,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     idempotent: bool = True
     compressed: bool = False
     """Ask for gzip: worth it for lists, never for watches."""
+    patient: bool = False
+    """It must be sent now, but nobody waits for the answer, which may lie for `PATIENCE`."""
 
     @property
     def quick(self) -> bool:
@@ -136,7 +142,10 @@ class Transport:
     async def _send(self, call: Call, login: Login, gate: Gate | None, *, fresh: bool) -> bytes:
         started = self._clock.boottime()
         request = self._render(call, login)
-        head, body = await self._pool.exchange(login.origin, request, fresh=fresh, gate=gate)
+        patience = PATIENCE if call.patient else ZERO
+        head, body = await self._pool.exchange(
+            login.origin, request, fresh=fresh, gate=gate, patience=patience
+        )
         self._observe(call, head.status, started)
         body = decoded(head, body)
         if 200 <= head.status < 300:

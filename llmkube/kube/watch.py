@@ -17,14 +17,17 @@ from llmkube.kube.http1 import BadAnswer
 
 BURST = 32 * 1024
 """Reads of this size or more are a backlog, which is read on without pauses."""
+_GRAIN = 0.05
+"""Seconds by which an event loop may round its clock: whoever measures the silence by another one
+shall find it long enough, too."""
 
 
 class WatchStream:
-    """The body of one watch.
+    """The body of one watch. `close` it when it is no longer read.
 
-    With `coalesce` the socket is paused that long after each small read, and then everything that
-    has gathered is taken: nearly all of an event's cost is the waking up. A slow reader slows the
-    server down, and does not fill our memory.
+    With `coalesce` the socket is paused after each small read, and what has gathered is taken at
+    the next beat of that period: nearly all of an event's cost is the waking up, and the streams
+    of one process wake together. A slow reader slows the server down, and does not fill our memory.
     """
 
     def __init__(
@@ -35,31 +38,62 @@ class WatchStream:
         coalesce: timedelta = ZERO,
     ) -> None:
         self._connection = connection
-        self._inactivity = inactivity_timeout.total_seconds()
-        self._coalesce = coalesce.total_seconds()
-        self._resume_at: float | None = None
+        self._watchdog = _Watchdog(connection, inactivity_timeout.total_seconds())
+        self._coalesce = coalesce
 
     async def read(self) -> bytes:
         """The next bytes, b"" at the end of the stream.
 
         Raises Unavailable when the stream breaks or is silent beyond the inactivity timeout.
         """
+        self._watchdog.listen()
         try:
-            async with asyncio.timeout(self._inactivity):
-                if self._resume_at is not None:
-                    await self._gather(self._resume_at)
-                data = await self._connection.read()
-        except TimeoutError as error:
-            raise Unavailable(f"the watch was silent for {self._inactivity:g} s") from error
+            data = await self._connection.read()
         except (Disconnected, BadAnswer) as error:
-            raise Unavailable(f"the watch broke ({error})") from error
+            raise Unavailable(self._watchdog.complaint or f"the watch broke ({error})") from error
+        finally:
+            self._watchdog.rest()
         if self._coalesce and 0 < len(data) < BURST:
-            self._connection.pause()
-            self._resume_at = asyncio.get_running_loop().time() + self._coalesce
+            self._connection.rest(self._coalesce)
         return data
 
-    async def _gather(self, until: float) -> None:
-        self._resume_at = None
-        pause = until - asyncio.get_running_loop().time()
-        if pause > 0:
-            await asyncio.sleep(pause)
+    def close(self) -> None:
+        """Stop minding the silence."""
+        self._watchdog.stop()
+
+
+class _Watchdog:
+    """Cuts a connection that is silent for longer than `limit` seconds while somebody listens.
+
+    It is one timer, armed anew only when it fires: `asyncio.timeout` for every read of a busy
+    stream would cost as much as the reading.
+    """
+
+    def __init__(self, connection: Connection, limit: float) -> None:
+        self._connection = connection
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer = self._loop.call_later(limit + _GRAIN, self._look)
+        self.complaint: str | None = None
+        """Why the connection was cut, None if it was not."""
+
+    def listen(self) -> None:
+        """Somebody waits for the next bytes from now on."""
+        self._since = self._loop.time()
+
+    def rest(self) -> None:
+        """Nobody waits: silence means nothing."""
+        self._since = None
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        left = (now if self._since is None else self._since) + self._limit + _GRAIN - now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.complaint = f"the watch was silent for {self._limit:g} s"
+            self._connection.abort()

@@ -16,7 +16,6 @@ status is written, then `federatedcluster`, the simplest of the reconcilers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from enum import Flag, auto
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -27,7 +26,7 @@ from llmkube.informers.guard import CacheGuard, Freshness
 from llmkube.informers.worker import Outcome, TerminalError
 from llmkube.kube.errors import Conflict, Invalid, NotFound
 from llmkube.kube.events import EventRecorder
-from llmkube.reconcilers.status import StatusWriter, Target
+from llmkube.reconcilers.status import Fields, StatusWriter, Target
 from llmkube.rules.decision import Decision, EventNote
 
 ATTEMPTS = 5
@@ -124,9 +123,10 @@ class Shell(ABC, Generic[S, D]):
 
     async def _apply(self, key: str, seen: S, decision: D, now: Now) -> Outcome:
         target, wrote = seen.target, False
-        if decision.status is not None and self.writer.differs(target, decision.status):
+        wanted = None if decision.status is None else self.writer.part(decision.status)
+        if wanted is not None and self.writer.differs(target, wanted):
             try:
-                target, wrote = await self.write(target, decision.status), True
+                target, wrote = await self.write(target, wanted), True
             except NotFound:  # it went while we decided; its deletion is on its way to us
                 self.forget(key)
                 return Outcome()
@@ -135,10 +135,10 @@ class Shell(ABC, Generic[S, D]):
         await self.act(Applied(seen, decision, target, wrote, now))
         return Outcome(decision.wake_at)
 
-    async def write(self, target: Target, status: Mapping[str, Any]) -> Target:
-        """Write this owner's complete status. Raises ApiError, TerminalError."""
+    async def write(self, target: Target, wanted: Fields) -> Target:
+        """Write this owner's complete part. Raises ApiError, TerminalError."""
         try:
-            written = await self.writer.write(target, status)
+            written = await self.writer.write(target, wanted)
         except Invalid as error:
             raise TerminalError(
                 f"the API server refuses the status of {target.key}: {error.message}; is the "

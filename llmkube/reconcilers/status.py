@@ -110,17 +110,20 @@ class StatusWriter:
         self._client = client
         self.ownership = ownership
 
-    def differs(self, target: Target, status: Mapping[str, Any]) -> bool:
-        """Whether writing `status` would change anything, as far as the target tells."""
-        return self.ownership.part(target.status) != self.ownership.part(_tidy(status))
+    def part(self, status: Mapping[str, Any]) -> Fields:
+        """The owner's part of a status that rules decided on, in JSON form: what to `write`."""
+        return self.ownership.part(_tidy(status))
 
-    async def write(self, target: Target, status: Mapping[str, Any]) -> Target:
-        """Apply the owner's complete `status`; return the target as it is afterwards.
+    def differs(self, target: Target, wanted: Fields) -> bool:
+        """Whether writing this `part` would change anything, as far as the target tells."""
+        return self.ownership.part(target.status) != wanted
+
+    async def write(self, target: Target, wanted: Fields) -> Target:
+        """Apply the owner's complete `part`; return the target as it is afterwards.
 
         Raises ApiError: Conflict if the target has moved on, NotFound if it is gone.
         """
         own = self.ownership
-        wanted = own.part(_tidy(status))
         answer = await self._client.apply(
             own.resource,
             {
@@ -131,6 +134,7 @@ class StatusWriter:
             },
             field_manager=own.manager,
             subresource="status",
+            patient=True,
         )
         leftovers = _leftovers(own.part(answer.get("status") or {}), wanted)
         if leftovers:
@@ -157,18 +161,20 @@ def _identity(target: Target) -> Fields:
     return identity | ({"namespace": target.namespace} if target.namespace else {})
 
 
-def _tidy(value: Any) -> Any:
-    """The JSON form of a value that rules built: enums as text, absent members left out."""
-    built = msgspec.to_builtins(value)
-    return _without_absent(built)
+def _tidy(status: Mapping[str, Any]) -> Fields:
+    """The JSON form of what rules built: enums as text, absent members left out."""
+    tidy: Fields = _without_absent(msgspec.to_builtins(status))
+    return tidy
 
 
 def _without_absent(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_absent(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [_without_absent(item) for item in value]
-    return value
+    match value:
+        case dict():
+            return {k: _without_absent(v) for k, v in value.items() if v is not None}
+        case list():
+            return [_without_absent(item) for item in value]
+        case _:
+            return value
 
 
 def _absent(value: Any) -> bool:

@@ -279,11 +279,11 @@ class VerificationReconciler(Shell[Sight, VerificationDecision]):
     ) -> Target | None:
         """Write podUID; None if the start is not ours any more."""
         book = applied.decision.book
-        status = self._with_book(applied.decision, book.named(pod_uid))
+        wanted = self.writer.part(self._with_book(applied.decision, book.named(pod_uid)))
         target = applied.target
         for _ in range(ATTEMPTS):
             try:
-                return await self.write(target, status)
+                return await self.write(target, wanted)
             except NotFound:
                 return None
             except Conflict:
