@@ -123,7 +123,10 @@ class Watcher:
 
     async def run(self) -> None:
         """Watch until cancelled, from the beginning of the world."""
-        version = await self._list()
+        while True:  # an API server ends watches when it likes, soon after a CRD is new
+            await self._watch(await self._list())
+
+    async def _watch(self, version: str) -> None:
         async with self.client.watch(
             self.resource, self.namespace, resource_version=version
         ) as stream:
@@ -137,8 +140,9 @@ class Watcher:
 
     async def _list(self) -> str:
         page = _decode_list(await self.client.list_page(self.resource, self.namespace, limit=0))
+        seen = time.time()
         for item in page.get("items") or ():
-            self.values[item["metadata"]["name"]] = self.value_of(item.get("status") or {})
+            self._note(item["metadata"]["name"], item.get("status") or {}, seen)
         self._news.set()
         return str(page["metadata"]["resourceVersion"])
 
@@ -146,7 +150,10 @@ class Watcher:
         if event.type not in ("ADDED", "MODIFIED"):
             return
         self.events += 1
-        name, value = event.object.metadata.name, self.value_of(event.object.status)
+        self._note(event.object.metadata.name, event.object.status, seen)
+
+    def _note(self, name: str, status: dict[str, Any], seen: float) -> None:
+        value = self.value_of(status)
         if self.values.get(name) != value:
             self.values[name], self.changed[name] = value, seen
 

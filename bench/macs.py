@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,6 +25,7 @@ from devcluster.controlplane import ControlPlane
 from llmkube.api.names import REPORT_ANNOTATION, ConditionType, FieldManager
 from llmkube.api.times import format_micro_time, format_time
 from llmkube.kube.client import KubeClient
+from llmkube.kube.errors import NotFound
 from llmkube.kube.resources import LEASES, METALNODES, NAMESPACES, SERVICEACCOUNTS
 
 PART = "macs"
@@ -60,7 +61,7 @@ async def run(
     for subject in chosen(subjects(), only):
         figures += await finished(PART, subject, _measure(fleet, cluster, subject))
         await fleet.clear_status()
-    await client.delete(NAMESPACES, NAMESPACE)
+    await fleet.remove()
     return figures
 
 
@@ -130,6 +131,15 @@ class Fleet:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         await self.client.apply(NAMESPACES, body, field_manager="bench")
         await for_each(self.names, self._create)
+
+    async def remove(self) -> None:
+        """Delete everything, and return when it is gone: it would disturb what comes next."""
+        await self.client.delete(NAMESPACES, NAMESPACE)
+        async with asyncio.timeout(900):
+            with suppress(NotFound):
+                while True:
+                    await self.client.get(NAMESPACES, NAMESPACE)
+                    await asyncio.sleep(0.5)
 
     async def own_writes(self) -> float:
         """Seconds that this client itself needs to write every status, until it sees them."""

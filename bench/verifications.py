@@ -22,7 +22,7 @@ from devcluster.kubelet import Ended, Kubelet, Pod
 from llmkube.api.names import ConditionType
 from llmkube.kube.client import KubeClient
 from llmkube.kube.errors import NotFound
-from llmkube.kube.resources import METALNODES, NAMESPACES, SERVICEACCOUNTS
+from llmkube.kube.resources import METALNODES, SERVICEACCOUNTS
 from llmkube.verifier.protocol import (
     CHECK_VARIABLE,
     AddressResult,
@@ -60,7 +60,7 @@ async def run(cluster: ControlPlane, client: KubeClient, plan: Plan) -> list[Fig
             await watcher.until(lambda: _verified(watcher) == plan.macs, seconds=900)
             took, cpu = time.perf_counter() - began, process.usage().cpu - before
         watching.cancel()
-    await client.delete(NAMESPACES, NAMESPACE)
+    await fleet.remove()
     done = plan.macs - first
 
     def figure(name: str, value: float, unit: str) -> Figure:

@@ -236,7 +236,8 @@ SETTINGS = {
     "checks.handshake_timeout": "TLS handshake of the dial-back.",
     "checks.max_concurrent": "Checks at one time in the cluster. `--max-concurrent-checks` wins.",
     "life.request_timeout": "One request to the API server.",
-    "life.coalescing": "Events about Leases and MetalNodes are gathered for so long before they are read.",
+    "life.coalescing": "Events about Leases and MetalNodes are gathered for so long before they "
+    "are read.",
     "life.no_attempt_limit": "`/healthz` fails when a reflector has no watch and has tried "
     "nothing for so long.",
     "life.filling_limit": "How long caches may fill at the start with the garbage collector off.",
