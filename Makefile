@@ -54,7 +54,7 @@ cluster: setup ## Run a bare local control plane until Ctrl-C, to try things by 
 e2e: setup ## Prove it on a real node: kubelet, containerd, images (root on Debian 12)
 	$(BIN)/python -m e2e
 
-bench: setup ## Measure against the peers (BENCH=hub|macs|engine|simulation for one part)
+bench: setup ## Measure against the peers (BENCH=hub|macs|verifications|engine|simulation|verifier)
 	$(BIN)/python -m bench $(BENCH)
 
 image: ## Build the container images with buildah, podman or docker

@@ -117,8 +117,9 @@ class Watcher:
     values: dict[str, str | None] = field(default_factory=dict)
     changed: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of the last change of each object's value, by name."""
-    events: int = 0
-    """Changes of any field seen so far."""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between two changes of any field of one object."""
+    _touched: dict[str, float] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -149,7 +150,10 @@ class Watcher:
     def _see(self, event: _Event, seen: float) -> None:
         if event.type not in ("ADDED", "MODIFIED"):
             return
-        self.events += 1
+        name = event.object.metadata.name
+        if name in self._touched:
+            self.gaps.append(seen - self._touched[name])
+        self._touched[name] = seen
         self._note(event.object.metadata.name, event.object.status, seen)
 
     def _note(self, name: str, status: dict[str, Any], seen: float) -> None:

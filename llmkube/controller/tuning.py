@@ -58,7 +58,7 @@ class LifeSettings:
     """Starting, stopping, and being probed."""
 
     request_timeout: timedelta = timedelta(seconds=30)
-    coalescing: timedelta = timedelta(milliseconds=100)
+    coalescing: timedelta = timedelta(milliseconds=200)
     """Events about Leases and MetalNodes are gathered this long before they are read: nobody minds
     it of a heartbeat of 30 s, and nearly all of an event's cost is waking up for it."""
     no_attempt_limit: timedelta = timedelta(minutes=3)

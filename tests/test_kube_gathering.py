@@ -1,0 +1,147 @@
+"""Reads that may wait: answers and watch events are taken together, at beats, and nothing is lost.
+
+The tests hold lower bounds only: that something is not read earlier than it may be is true on a
+slow machine, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from devcluster.controlplane import ControlPlane
+from llmkube.clock import SystemClock
+from llmkube.kube import errors, transport
+from llmkube.kube.client import KubeClient
+from llmkube.kube.config import load_access
+from llmkube.kube.connection import Connection, connect
+from llmkube.kube.login import Login
+from llmkube.kube.resources import Resource
+from tests.support.faultproxy import FaultProxy
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.cluster
+
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
+LONG = timedelta(seconds=1)
+HALF = LONG.total_seconds() / 2
+
+
+def a_map(namespace: str, name: str = "one", **data: str) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": data,
+    }
+
+
+@pytest.fixture
+async def patient(
+    control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[KubeClient]:
+    """A client whose patience is a second."""
+    monkeypatch.setattr(transport, "PATIENCE", LONG)
+    access = await load_access(control_plane.admin_kubeconfig)
+    async with KubeClient(access, clock=SystemClock()) as client:
+        yield client
+
+
+async def apply(client: KubeClient, namespace: str, name: str) -> float:
+    """Apply patiently; returns the instant, on the loop's clock, at which the answer was there."""
+    await client.apply(CONFIGMAPS, a_map(namespace, name), field_manager="test", patient=True)
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_patient_write_is_sent_at_once_and_its_answer_waits(
+    patient: KubeClient, admin: KubeClient, namespace: str
+) -> None:
+    began = asyncio.get_running_loop().time()
+    writing = asyncio.create_task(apply(patient, namespace, "one"))
+
+    async def written() -> bool:
+        return bool(await admin.list(CONFIGMAPS, namespace, field_selector="metadata.name=one"))
+
+    await eventually(written, "the write is done")
+    assert await writing - began >= HALF
+
+
+async def test_the_answers_of_a_beat_are_read_together(patient: KubeClient, namespace: str) -> None:
+    names = [f"map-{number}" for number in range(8)]
+    ends = await asyncio.gather(*(apply(patient, namespace, name) for name in names))
+    beats = {round(end / LONG.total_seconds()) for end in ends}
+    assert len(beats) <= 2, "they were sent within moments, so they end at one beat or the next"
+
+
+async def test_what_is_patient_fails_like_everything_else(
+    patient: KubeClient, namespace: str
+) -> None:
+    stale = a_map(namespace)
+    await patient.apply(CONFIGMAPS, stale, field_manager="test")
+    stale["metadata"] = {"name": "one", "namespace": namespace, "resourceVersion": "1"}
+    with pytest.raises(errors.Conflict):
+        await patient.apply(CONFIGMAPS, stale, field_manager="test", patient=True)
+
+
+async def test_the_first_event_is_read_at_once_and_those_after_it_together(
+    admin: KubeClient, namespace: str
+) -> None:
+    clock = asyncio.get_running_loop().time
+    async with admin.watch(CONFIGMAPS, namespace, resource_version="0", coalesce=LONG) as stream:
+        text = b""
+        while b'"name":"first"' not in text:
+            if not text:
+                await admin.create(CONFIGMAPS, a_map(namespace, "first"))
+            text = await stream.read()
+        first = clock()
+        await admin.create(CONFIGMAPS, a_map(namespace, "second"))
+        while b'"name":"second"' not in text:
+            text += await stream.read()
+        assert clock() - first >= HALF
+
+
+async def test_a_connection_that_is_cut_while_it_rests_says_so(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    connection, login = await _connected(control_plane)
+    request = (
+        f"GET {login.base_path}/api/v1/namespaces/{namespace} HTTP/1.1\r\n{login.headers}\r\n"
+    ).encode()
+    asking = asyncio.create_task(connection.exchange(request, timedelta(hours=1)))
+    await asyncio.sleep(0)
+    connection.abort()
+    with pytest.raises(Exception, match="cut"):
+        await asking
+
+
+async def _connected(control_plane: ControlPlane) -> tuple[Connection, Login]:
+    login = Login.of(await load_access(control_plane.admin_kubeconfig))
+    return await connect(login.origin), login
+
+
+async def test_silence_counts_only_while_somebody_listens(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """A reader that is busy for longer than the limit finds its stream alive."""
+    limit = timedelta(milliseconds=200)
+    async with FaultProxy.start(control_plane) as proxy:
+        access = await load_access(proxy.admin_kubeconfig)
+        async with (
+            KubeClient(access, clock=SystemClock()) as client,
+            client.watch(
+                CONFIGMAPS, namespace, resource_version="0", inactivity_timeout=limit
+            ) as stream,
+        ):
+            text = b""
+            while b'"name":"seen"' not in text:
+                if not text:
+                    await client.create(CONFIGMAPS, a_map(namespace, "seen"))
+                text += await stream.read()
+            busy_until = asyncio.get_running_loop().time() + 3 * limit.total_seconds()
+            await client.create(CONFIGMAPS, a_map(namespace, "later"))
+            await asyncio.sleep(busy_until - asyncio.get_running_loop().time())
+            while b'"name":"later"' not in text:
+                text += await stream.read()
