@@ -426,8 +426,9 @@ class _World:
 
 
 def _counts(mac: Sender) -> bool:
-    """Whether its last beat must connect it: a first stamp from the future improves nothing."""
-    return mac.beats > (1 if mac.skew > timedelta(seconds=2) else 0)
+    """Whether its last beat must connect it. A first stamp is judged by itself: an old one is old,
+    and one from the future improves nothing."""
+    return mac.beats > (1 if abs(mac.skew) > timedelta(seconds=2) else 0)
 
 
 def _connected(node: Any) -> str | None:
