@@ -89,6 +89,11 @@ class Running:
         return self.process.returncode
 
 
+def _heed_interrupts() -> None:
+    """Who runs the tests in the background has SIGINT ignored, and so would the command."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @asynccontextmanager
 async def running_llmkube(
     args: Sequence[str], *, log: Path, kubeconfig: Path | None = None, **env: str
@@ -102,6 +107,7 @@ async def running_llmkube(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            preexec_fn=_heed_interrupts,
         )
     try:
         yield Running(process, log)
