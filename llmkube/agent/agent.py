@@ -36,6 +36,7 @@ from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ApiError, ConfigError
+from llmkube.kube.filesignature import file_signature
 from llmkube.kube.renewal import TokenRenewer
 from llmkube.log import get_logger
 
@@ -158,13 +159,13 @@ class Agent:
         settings = self._options.settings.heartbeat
         watch = SleepWatch(settings.sleep_threshold)
         watch.look(self._clock)
-        credential = _signature(self._options.kubeconfig)
+        credential = file_signature(self._options.kubeconfig)
         while True:
             await asyncio.sleep(settings.tick.total_seconds())
             if slept := watch.look(self._clock):
                 log.info("the machine slept", length=str(slept))
                 return
-            if (latest := _signature(self._options.kubeconfig)) != credential:
+            if (latest := file_signature(self._options.kubeconfig)) != credential:
                 credential = latest
                 if beats.failing:
                     beats.nudge()
@@ -187,14 +188,6 @@ def _tell(part: str, error: Exception) -> None:
         log.error("a part of the agent failed and is started again", part=part, why=str(cause))
     else:
         log.error("a part of the agent failed and is started again", part=part, exc_info=cause)
-
-
-def _signature(path: Path) -> tuple[int, ...]:
-    try:
-        info = path.stat()
-    except OSError:
-        return ()
-    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
 
 def require_kubeconfig(options: AgentOptions) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from llmkube.kube.filesignature import FileSignature, file_signature
 from llmkube.log import get_logger
 
 TOKEN_HEADER: Final = "X-LLMKube-Relay-Token"  # noqa: S105 (the header's name)
@@ -52,7 +53,7 @@ class TokenGate:
 
     path: Path
     _token: bytes | None = field(default=None, init=False, repr=False)
-    _signature: tuple[int, ...] | None = field(default=None, init=False)
+    _signature: FileSignature | None = field(default=None, init=False)
 
     def admits(self, presented: Sequence[str]) -> bool:
         token = self._current()
@@ -65,7 +66,7 @@ class TokenGate:
         return self._current() is not None
 
     def _current(self) -> bytes | None:
-        signature = _signature(self.path)
+        signature = file_signature(self.path)
         if signature != self._signature:
             self._token = self._read()
             self._signature = signature
@@ -102,14 +103,6 @@ class TokenGate:
             file=str(self.path),
             why=why,
         )
-
-
-def _signature(path: Path) -> tuple[int, ...]:
-    try:
-        info = path.stat()
-    except OSError:
-        return ()
-    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 def make_gate(token_file: Path | None, *, insecure: bool) -> Gate:

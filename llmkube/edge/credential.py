@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmkube.kube.errors import ConfigError
+from llmkube.kube.filesignature import FileSignature, file_signature
 from llmkube.kube.kubeconfig import write_private
 from llmkube.log import get_logger
 
@@ -24,7 +25,7 @@ class WorkingCopy:
 
     source: Path
     folder: Path
-    _seen: tuple[int, ...] = ()
+    _seen: FileSignature | None = None
 
     @property
     def path(self) -> Path:
@@ -41,7 +42,7 @@ class WorkingCopy:
         Raises ConfigError if neither an original nor a copy can be used.
         """
         try:
-            signature = _signature(self.source)
+            signature = file_signature(self.source)
             if signature == self._seen:
                 return False
             content = self.source.read_bytes()
@@ -61,8 +62,3 @@ class WorkingCopy:
         write_private(self._marker, origin.encode())
         log.info("took over the credential", source=str(self.source), copy=str(self.path))
         return True
-
-
-def _signature(path: Path) -> tuple[int, ...]:
-    info = path.stat()
-    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)

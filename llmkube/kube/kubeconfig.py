@@ -17,8 +17,7 @@ from pathlib import Path
 import yaml
 
 from llmkube.kube.errors import ConfigError
-
-_Signature = tuple[int, int, int, int]
+from llmkube.kube.filesignature import FileSignature, file_signature
 
 _TEMPLATE = """\
 # A credential of LLMKube. Keep it secret.
@@ -85,7 +84,7 @@ def replace_token(path: Path, token: str, *, replacing: str | None = None) -> No
     """
     real = path.resolve()
     try:
-        read = _signature(real)
+        read = file_signature(real)
         text = real.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
@@ -143,7 +142,7 @@ def _scalar(node: yaml.Node) -> str:
     raise LookupError(node.tag)
 
 
-def write_private(path: Path, content: bytes, *, renews: _Signature | None = None) -> None:
+def write_private(path: Path, content: bytes, *, renews: FileSignature | None = None) -> None:
     """Write a file with mode 0600, whole or not at all. Raises OSError.
 
     `renews` is the file that `content` was made from: its owner is kept, and if another one has
@@ -157,19 +156,14 @@ def write_private(path: Path, content: bytes, *, renews: _Signature | None = Non
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-        if renews is not None and _signature(path) != renews:
-            raise ConfigError(f"{path}: was replaced just now, and is kept")
+        if renews is not None and file_signature(path) != renews:
+            raise ConfigError(f"{path}: was replaced or removed just now, and is kept so")
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise
     _sync_folder(path.parent)
-
-
-def _signature(path: Path) -> _Signature:
-    found = path.stat()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _keep_owner(descriptor: int, path: Path) -> None:

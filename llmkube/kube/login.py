@@ -19,6 +19,7 @@ from llmkube.clock import ZERO, Clock
 from llmkube.kube.connection import Origin
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ConfigError
+from llmkube.kube.filesignature import FileSignature, file_signature
 from llmkube.log import get_logger
 
 CHECK_EVERY = timedelta(minutes=1)
@@ -27,8 +28,6 @@ SHORTEST_PAUSE = timedelta(seconds=2)
 """Between two reloads, however short-lived the credential or busy the 401s."""
 
 log = get_logger(__name__)
-
-_Signature = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,14 +136,5 @@ class Logins:
         return expires_at - RENEW_BEFORE_EXPIRY - self._clock.now().wall
 
 
-def _signature(files: tuple[Path, ...]) -> _Signature:
-    """What changes when a file is replaced or rewritten; zeros where there is none."""
-    return tuple(_stat(file) for file in files)
-
-
-def _stat(file: Path) -> tuple[int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+def _signature(files: tuple[Path, ...]) -> tuple[FileSignature, ...]:
+    return tuple(file_signature(file) for file in files)
