@@ -17,26 +17,17 @@ from llmkube.clock import SystemClock
 from llmkube.kube import errors, transport
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
-from llmkube.kube.connection import Connection, connect
+from llmkube.kube.connection import Connection, Disconnected, connect
 from llmkube.kube.login import Login
-from llmkube.kube.resources import Resource
+from llmkube.kube.resources import CONFIGMAPS
+from tests.support.configmaps import a_map
 from tests.support.faultproxy import FaultProxy
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.cluster
 
-CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 LONG = timedelta(seconds=1)
 HALF = LONG.total_seconds() / 2
-
-
-def a_map(namespace: str, name: str = "one", **data: str) -> dict[str, object]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": namespace},
-        "data": data,
-    }
 
 
 @pytest.fixture
@@ -113,7 +104,7 @@ async def test_a_connection_that_is_cut_while_it_rests_says_so(
     asking = asyncio.create_task(connection.exchange(request, timedelta(hours=1)))
     await asyncio.sleep(0)
     connection.abort()
-    with pytest.raises(Exception, match="cut"):
+    with pytest.raises(Disconnected, match="cut"):
         await asking
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _SLIM = """
 import sys
 import llmkube.kube.contexts
@@ -45,29 +47,16 @@ assert configuration.get_basic_auth_token() == "Basic YWRhOnNlY3JldA=="
 """
 
 
-def test_what_is_hardly_ever_used_is_not_imported() -> None:
-    _run(_QUICK)
-
-
-def test_openid_tokens_are_refreshed_by_the_library_all_the_same() -> None:
-    _run(_OPENID)
-
-
-def test_basic_authentication_is_encoded_by_urllib3_all_the_same() -> None:
-    _run(_BASIC)
-
-
-def test_none_of_the_models_is_imported() -> None:
-    _run(_SLIM)
-
-
-def test_whoever_imports_the_whole_library_gets_it() -> None:
-    _run(_WHOLE)
-
-
-def test_whoever_had_the_whole_library_keeps_it() -> None:
-    _run(_WHOLE_FIRST)
-
-
-def _run(script: str) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(_SLIM, id="none of the models is imported"),
+        pytest.param(_QUICK, id="what is hardly ever used is not imported"),
+        pytest.param(_OPENID, id="the library refreshes OpenID tokens all the same"),
+        pytest.param(_BASIC, id="urllib3 encodes basic authentication all the same"),
+        pytest.param(_WHOLE, id="whoever imports the whole library gets it"),
+        pytest.param(_WHOLE_FIRST, id="whoever had the whole library keeps it"),
+    ],
+)
+def test_in_a_fresh_interpreter(script: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)

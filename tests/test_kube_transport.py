@@ -20,6 +20,7 @@ from llmkube.kube.config import load_access
 from llmkube.kube.credentials import ServerTrust
 from llmkube.kube.resources import CONFIGMAPS, NAMESPACES
 from llmkube.metrics import Metrics
+from tests.support.configmaps import a_map
 from tests.support.faultproxy import (
     EXPIRED,
     WATCHES,
@@ -58,15 +59,6 @@ async def connect(proxy: FaultProxy) -> AsyncIterator[Connect]:
             )
 
         yield make
-
-
-def a_map(namespace: str, **data: str) -> dict:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "one", "namespace": namespace},
-        "data": data,
-    }
 
 
 # What answers mean ------------------------------------------------------------------------------

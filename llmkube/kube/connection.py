@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         if self._answer.complete or (self._streaming and self._answer.head is not None):
             self._wake()
             if self._answer.size > BUFFER:
-                self.pause()
+                self._pause()
 
     def eof_received(self) -> bool | None:
         return None  # close; connection_lost follows
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         Beats are whole multiples of the period on the loop's clock, so all connections that rest
         wake the process together. The next one is the first that is more than half a period ahead.
         """
-        self.pause()
+        self._pause()
         if self._alarm is None and self._ended is None:
             loop, every = asyncio.get_running_loop(), period.total_seconds()
             beat = (floor(loop.time() / every + 0.5) + 1) * every
@@ -200,8 +200,8 @@ class Connection(asyncio.Protocol):
             self._alarm.cancel()
             self._alarm = None
 
-    def pause(self) -> None:
-        """Leave what arrives in the kernel until the next `read`."""
+    def _pause(self) -> None:
+        """Leave what arrives in the kernel until `_resume`."""
         if not self._paused and self._socket is not None and self._ended is None:
             with suppress(RuntimeError):  # closed just now; connection_lost is on its way
                 self._socket.pause_reading()

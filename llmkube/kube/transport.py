@@ -114,8 +114,7 @@ class Transport:
             self._note_late(call, asked)
 
     def _note_late(self, call: Call, asked: timedelta) -> None:
-        now = self._clock.monotonic()
-        if now - asked > LATE_ANSWER and call.quick:
+        if call.quick and (now := self._clock.monotonic()) - asked > LATE_ANSWER:
             for listener in self.late_listeners:
                 listener(asked, now)
 

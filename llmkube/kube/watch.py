@@ -52,7 +52,7 @@ class WatchStream:
         except (Disconnected, BadAnswer) as error:
             raise Unavailable(self._watchdog.complaint or f"the watch broke ({error})") from error
         finally:
-            self._watchdog.rest()
+            self._watchdog.relax()
         if self._coalesce and 0 < len(data) < BURST:
             self._connection.rest(self._coalesce)
         return data
@@ -74,15 +74,16 @@ class _Watchdog:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
-        self._timer = self._loop.call_later(limit + _GRAIN, self._look)
+        self._timer: asyncio.TimerHandle
         self.complaint: str | None = None
         """Why the connection was cut, None if it was not."""
+        self._look()
 
     def listen(self) -> None:
         """Somebody waits for the next bytes from now on."""
         self._since = self._loop.time()
 
-    def rest(self) -> None:
+    def relax(self) -> None:
         """Nobody waits: silence means nothing."""
         self._since = None
 
@@ -90,8 +91,8 @@ class _Watchdog:
         self._timer.cancel()
 
     def _look(self) -> None:
-        now = self._loop.time()
-        left = (now if self._since is None else self._since) + self._limit + _GRAIN - now
+        silent = 0.0 if self._since is None else self._loop.time() - self._since
+        left = self._limit + _GRAIN - silent
         if left > 0:
             self._timer = self._loop.call_later(left, self._look)
         else:

@@ -173,7 +173,7 @@ async def _steal_address(stage: Stage) -> None:
 async def _steal_identity(stage: Stage) -> None:
     victim = await stage.client.get(LEASES, METAL_ACCOUNT_PREFIX + MINI, NAMESPACE)
     report: dict[str, Any] = json.loads(victim["metadata"]["annotations"][REPORT_ANNOTATION])
-    await stage.start_thief(MACBOOK, hostile.stolen_identity(report))
+    await stage.start_thief(MACBOOK, report)
 
 
 async def _honest_again(stage: Stage) -> None:

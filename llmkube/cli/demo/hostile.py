@@ -21,6 +21,7 @@ from llmkube.kube.resources import LEASES
 BEAT = timedelta(seconds=2)
 
 Lies = Mapping[str, Any]
+"""Fields of a report. A victim's whole report claims its address, its key and its certificate."""
 
 
 def stolen_address(port: int) -> Lies:
@@ -28,26 +29,16 @@ def stolen_address(port: int) -> Lies:
     return {"ingressPort": port}
 
 
-def stolen_identity(victim_report: Lies) -> Lies:
-    """To be the victim altogether: its address, its key, its certificate."""
-    return victim_report
-
-
-async def lie(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
-    """One heartbeat with lies. Raises ApiError."""
-    await _report(kubeconfig, thief, namespace, lies)
-
-
 async def keep_lying(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
     """Beat with lies until cancelled: a thief who is silent is only a Mac that is offline."""
     while True:
         await asyncio.sleep(BEAT.total_seconds())
         with suppress(ApiError):
-            await _report(kubeconfig, thief, namespace, lies)
+            await lie(kubeconfig, thief, namespace, lies)
 
 
-async def _report(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
-    """One heartbeat of the thief with some fields of its last report replaced."""
+async def lie(kubeconfig: Path, thief: str, namespace: str, lies: Lies) -> None:
+    """One heartbeat of the thief with some fields of its last report replaced. Raises ApiError."""
     clock = SystemClock()
     async with KubeClient(await load_access(kubeconfig), clock=clock) as client:
         lease = METAL_ACCOUNT_PREFIX + thief
