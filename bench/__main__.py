@@ -35,7 +35,7 @@ async def measure(
         if "macs" in parts:
             for size in sizes:
                 rate = 333.0 if size > 5000 else 200.0
-                mac_plan = macs.Plan(macs=size, rate=rate)
+                mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 60.0))
                 figures += await macs.run(cluster, client, mac_plan, only)
         if "verifications" in parts:
             figures += await verifications.run(cluster, client, verifications.Plan())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bench.load import Watcher, at_rate, finished, flat_out, for_each
+from bench.load import Watcher, at_rate, flat_out, for_each, in_turn
 from bench.report import Figure, percentile
 from bench.subject import Running, Subject, chosen, ours, peers, running
 from devcluster.controlplane import ControlPlane
@@ -55,10 +55,12 @@ async def run(
     """Measure every subject (or `only` those named) on the same objects."""
     hub = _Hub(client, plan)
     await hub.prepare()
-    figures: list[Figure] = []
-    for subject in chosen(subjects(plan), only):
-        figures += await finished(PART, subject, _measure(hub, cluster, subject))
-        await hub.clear_phases()
+    figures = await in_turn(
+        PART,
+        chosen(subjects(plan), only),
+        lambda subject: _measure(hub, cluster, subject),
+        hub.clear_phases,
+    )
     await hub.remove()
     return figures
 
@@ -222,28 +224,24 @@ class _Hub:
 
         await for_each(self.names, remove)
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Watcher]:
+    def watching(self) -> AbstractAsyncContextManager[Watcher]:
         watcher = Watcher(self.client, FEDERATEDCLUSTERS, lambda status: status.get("phase"))
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(watcher.run())
-            yield watcher
-            task.cancel()
+        return watcher.watching()
 
     def all_connected(self, watcher: Watcher) -> bool:
-        return all(watcher.values.get(name) == "Connected" for name in self.names)
+        return watcher.all(self.names, "Connected")
 
     async def latencies(self, watcher: Watcher) -> list[float]:
         """Seconds from the answer to a push until the phase's write is seen, after silence."""
         probes = self.names[: self.plan.probes]
         old = timedelta(seconds=11 * QUIET_INTERVAL)
         await for_each(probes, lambda name: self.push(name, datetime.now(UTC) - old))
-        await watcher.until(lambda: _all(watcher, probes, "Unreachable"), seconds=60)
+        await watcher.until(lambda: watcher.all(probes, "Unreachable"), seconds=60)
         seconds = []
         for name in probes:
             await self.push(name)
             answered = time.time()
-            await watcher.until(lambda: _all(watcher, [name], "Connected"), seconds=30)  # noqa: B023
+            await watcher.until(lambda: watcher.all([name], "Connected"), seconds=30)  # noqa: B023
             seconds.append(max(0.0, watcher.changed[name] - answered))
             await asyncio.sleep(0.02)
         return seconds
@@ -258,7 +256,7 @@ class _Hub:
             due = began + number * BOUNDARY_INTERVAL / len(probes)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             stamps[name] = await self.push(name)
-        await watcher.until(lambda: _all(watcher, probes, "Stale"), seconds=60)
+        await watcher.until(lambda: watcher.all(probes, "Stale"), seconds=60)
         for name in probes:
             await self.client.merge_patch(
                 FEDERATEDCLUSTERS, name, None, {"metadata": {"finalizers": None}}
@@ -268,7 +266,3 @@ class _Hub:
             watcher.changed[name] - stamps[name].timestamp() - 3 * BOUNDARY_INTERVAL
             for name in probes
         ]
-
-
-def _all(watcher: Watcher, names: Sequence[str], value: str) -> bool:
-    return all(watcher.values.get(name) == value for name in names)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, takewhile
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -77,7 +78,23 @@ async def flat_out(
     return done
 
 
-async def finished(part: str, subject: Subject, measuring: Awaitable[list[Figure]]) -> list[Figure]:
+async def in_turn(
+    part: str,
+    subjects: Iterable[Subject],
+    measure: Callable[[Subject], Awaitable[list[Figure]]],
+    reset: Callable[[], Awaitable[None]],
+) -> list[Figure]:
+    """The figures of each subject, on objects that are `reset` after it."""
+    figures: list[Figure] = []
+    for subject in subjects:
+        figures += await _finished(part, subject, measure(subject))
+        await reset()
+    return figures
+
+
+async def _finished(
+    part: str, subject: Subject, measuring: Awaitable[list[Figure]]
+) -> list[Figure]:
     """The figures of a subject. One that does not get ready within the limits is told, not waited
     for; if it is ours, TimeoutError is raised."""
     try:
@@ -122,8 +139,15 @@ class Watcher:
     _touched: dict[str, float] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> None:
-        """Watch until cancelled, from the beginning of the world."""
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Self]:
+        """Watch while the block runs, from the beginning of the world."""
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self._run())
+            yield self
+            task.cancel()
+
+    async def _run(self) -> None:
         while True:  # an API server ends watches when it likes, soon after a CRD is new
             await self._watch(await self._list())
 
@@ -154,12 +178,16 @@ class Watcher:
         if name in self._touched:
             self.gaps.append(seen - self._touched[name])
         self._touched[name] = seen
-        self._note(event.object.metadata.name, event.object.status, seen)
+        self._note(name, event.object.status, seen)
 
     def _note(self, name: str, status: dict[str, Any], seen: float) -> None:
         value = self.value_of(status)
         if self.values.get(name) != value:
             self.values[name], self.changed[name] = value, seen
+
+    def all(self, names: Iterable[str], value: str) -> bool:
+        """Whether each of these objects has that value."""
+        return all(self.values.get(name) == value for name in names)
 
     async def until(self, condition: Callable[[], bool], *, seconds: float) -> None:
         """Wait until `condition` holds; raises TimeoutError."""

@@ -7,10 +7,11 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from cryptography import x509
@@ -18,19 +19,20 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from bench.load import Watcher, at_rate, finished, for_each
+from bench.load import Watcher, at_rate, for_each, in_turn
 from bench.report import Figure, percentile
 from bench.subject import Running, Subject, chosen, ours, peers, running
 from devcluster.controlplane import ControlPlane
 from llmkube.api.names import REPORT_ANNOTATION, ConditionType, FieldManager
 from llmkube.api.times import format_micro_time, format_time
 from llmkube.kube.client import KubeClient
-from llmkube.kube.errors import NotFound
 from llmkube.kube.resources import LEASES, METALNODES, NAMESPACES, SERVICEACCOUNTS
+from tests.support.wait import eventually
 
 PART = "macs"
 NAMESPACE = "bench-macs"
 LEASE_SECONDS = 600  # the longest that counts: nobody expires while throughput is measured
+POLL = timedelta(milliseconds=500)
 PROBE_LEASE_SECONDS = 15  # the shortest that counts
 
 
@@ -57,10 +59,12 @@ async def run(
     """Measure every subject (or `only` those named) on the same objects."""
     fleet = Fleet(client, plan)
     await fleet.prepare()
-    figures: list[Figure] = []
-    for subject in chosen(subjects(), only):
-        figures += await finished(PART, subject, _measure(fleet, cluster, subject))
-        await fleet.clear_status()
+    figures = await in_turn(
+        PART,
+        chosen(subjects(), only),
+        lambda subject: _measure(fleet, cluster, subject),
+        fleet.clear_status,
+    )
     await fleet.remove()
     return figures
 
@@ -79,7 +83,7 @@ async def _measure(fleet: Fleet, cluster: ControlPlane, subject: Subject) -> lis
     async with fleet.watching() as watcher:
         began = time.perf_counter()
         async with running(subject, cluster.admin_kubeconfig) as process:
-            await watcher.until(lambda: _all(watcher, fleet.names, "True"), seconds=600)
+            await watcher.until(lambda: watcher.all(fleet.names, "True"), seconds=600)
             cold = time.perf_counter() - began
             fresh, _, _ = await _beats(fleet, process, watcher, fleet.plan.warm_up)
             per_beat, rss, writes = await _beats(fleet, process, watcher, fleet.plan.seconds)
@@ -137,18 +141,19 @@ class Fleet:
     async def remove(self) -> None:
         """Delete everything, and return when it is gone: it would disturb what comes next."""
         await self.client.delete(NAMESPACES, NAMESPACE)
-        async with asyncio.timeout(900):
-            with suppress(NotFound):
-                while True:
-                    await self.client.get(NAMESPACES, NAMESPACE)
-                    await asyncio.sleep(0.5)
+        only = f"metadata.name={NAMESPACE}"
+
+        async def gone() -> bool:
+            return not await self.client.list(NAMESPACES, field_selector=only)
+
+        await eventually(gone, "the namespace is gone", within=timedelta(minutes=15), poll=POLL)
 
     async def own_writes(self) -> float:
         """Seconds that this client itself needs to write every status, until it sees them."""
         async with self.watching() as watcher:
             began = time.perf_counter()
             await for_each(self.names, self._write_status)
-            await watcher.until(lambda: _all(watcher, self.names, "True"), seconds=600)
+            await watcher.until(lambda: watcher.all(self.names, "True"), seconds=600)
             return time.perf_counter() - began
 
     async def _create(self, name: str, lease_seconds: int = LEASE_SECONDS) -> None:
@@ -219,25 +224,24 @@ class Fleet:
 
         await for_each(self.names, clear)
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Watcher]:
-        watcher = Watcher(self.client, METALNODES, _connected, NAMESPACE)
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(watcher.run())
-            yield watcher
-            task.cancel()
+    def watching(
+        self, condition: str = ConditionType.AGENT_CONNECTED
+    ) -> AbstractAsyncContextManager[Watcher]:
+        """Watch the status of one of the conditions."""
+        value = partial(_condition_status, condition)
+        return Watcher(self.client, METALNODES, value, NAMESPACE).watching()
 
     async def expiry_lateness(self, watcher: Watcher) -> list[float]:
         """Seconds from the end of a Lease's duration until AgentConnected=False is seen."""
         probes = self.probes
         await for_each(probes, lambda name: self._create(name, PROBE_LEASE_SECONDS))
         await for_each(probes, self.beat)
-        await watcher.until(lambda: _all(watcher, probes, "True"), seconds=60)
+        await watcher.until(lambda: watcher.all(probes, "True"), seconds=60)
         last: dict[str, datetime] = {}
         for name in probes:
             last[name] = await self.beat(name)
             await asyncio.sleep(0.05)
-        await watcher.until(lambda: _all(watcher, probes, "False"), seconds=120)
+        await watcher.until(lambda: watcher.all(probes, "False"), seconds=120)
         due = timedelta(seconds=PROBE_LEASE_SECONDS)
         return [watcher.changed[name] - (last[name] + due).timestamp() for name in probes]
 
@@ -245,7 +249,7 @@ class Fleet:
         """Seconds from the answer to a silent Mac's beat until True is seen: by themselves, and
         while other Macs beat with hostile reports. Removes the probes."""
         calm = await self._reconnect_all(watcher)
-        await watcher.until(lambda: _all(watcher, self.probes, "False"), seconds=120)
+        await watcher.until(lambda: watcher.all(self.probes, "False"), seconds=120)
         await for_each(self.hostile, self._create)
         async with asyncio.TaskGroup() as tasks:
             attack = tasks.create_task(self._attack())
@@ -335,15 +339,6 @@ def _certificate(key: ec.EllipticCurvePrivateKey, uid: str) -> bytes:
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
 
 
-def condition_status(status: dict[str, Any], kind: str) -> str | None:
-    """The status of one condition, None if it is absent."""
+def _condition_status(kind: str, status: dict[str, Any]) -> str | None:
     conditions = status.get("conditions") or ()
     return next((one["status"] for one in conditions if one["type"] == kind), None)
-
-
-def _connected(status: dict[str, Any]) -> str | None:
-    return condition_status(status, ConditionType.AGENT_CONNECTED)
-
-
-def _all(watcher: Watcher, names: Sequence[str], value: str) -> bool:
-    return all(watcher.values.get(name) == value for name in names)

@@ -63,20 +63,16 @@ def growth(figures: Sequence[Figure]) -> list[Figure]:
         if found := _SIZED(one.name):
             kind = (one.part, one.subject, found[1], found[3])
             sizes.setdefault(kind, {})[int(found[2])] = one.value
-    return [
-        _growth(*kind, min(by_size), max(by_size), by_size)
-        for kind, by_size in sizes.items()
-        if len(by_size) > 1
-    ]
+    return [_growth(*kind, by_size) for kind, by_size in sizes.items() if len(by_size) > 1]
 
 
-def _growth(
-    part: str, subject: str, name: str, objects: str, low: int, high: int, by_size: dict[int, float]
-) -> Figure:
+def _growth(part: str, subject: str, name: str, objects: str, by_size: dict[int, float]) -> Figure:
+    low, high = min(by_size), max(by_size)
     over = f"from {low} to {high} {objects}"
     if name == "resident memory":
         each = (by_size[high] - by_size[low]) * 1e3 / (high - low)
-        return Figure(part, f"memory for each more, {over}", subject, each, "KB", _PER_OBJECT)
+        target = _PER_OBJECT if subject == "llmkube" else None
+        return Figure(part, f"memory for each more, {over}", subject, each, "KB", target)
     power = math.log(by_size[high] / by_size[low]) / math.log(high / low)
     return Figure(part, f"cold start grows with the power, {over}", subject, power, "")
 
