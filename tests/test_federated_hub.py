@@ -136,7 +136,7 @@ async def test_a_site_that_pushes_in_time_costs_no_write_and_no_reconcile(
         site = await make_site(interval=3000)
         await site.push()
         await becomes(site, "Connected")
-        await eventually(lambda: len(hub.queue) == 0, "an idle queue")
+        await hub.settled()
         proxy.forget()
         hub.runs.clear()
         for _ in range(20):

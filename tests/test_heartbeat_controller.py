@@ -432,7 +432,7 @@ async def test_however_a_mac_beats_it_costs_one_status_write_an_interval_and_not
         mac = await make_mac()
         await mac.beat(duration=600)
         await becomes(mac, RECEIVED)
-        await eventually(lambda: len(controller.queue) == 0, "an idle queue")
+        await controller.settled()
         proxy.forget()
         started = asyncio.get_running_loop().time()
         for number in range(60):  # fast, 61 s apart by its own stamps, another version each time
@@ -456,7 +456,7 @@ async def test_in_steady_state_a_beat_costs_no_reconcile(
         mac = await make_mac()
         await beat_seen(controller, mac, duration=600)
         await becomes(mac, RECEIVED)
-        await eventually(lambda: len(controller.queue) == 0, "an idle queue")
+        await controller.settled()
         await beat_seen(controller, mac, duration=600)
         controller.runs.clear()
         for _ in range(20):

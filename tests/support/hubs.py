@@ -58,15 +58,28 @@ class Running:
     reconciler: Any
     queue: WorkQueue
     informers: tuple[Informer[Any], ...]
+    recorder: EventRecorder
     runs: list[str] = field(default_factory=list)
     """The key of each reconcile, in order."""
+    in_hand: int = 0
+    """How many reconciles are under way."""
 
     def counted(self, reconcile: Callable[[str], Awaitable[Outcome]]) -> Any:
         async def run(key: str) -> Outcome:
             self.runs.append(key)
-            return await reconcile(key)
+            self.in_hand += 1
+            try:
+                return await reconcile(key)
+            finally:
+                self.in_hand -= 1
 
         return run
+
+    async def settled(self) -> None:
+        """Nothing waits, nothing is under way, and the Events of what was done are written: from
+        now on a request is the answer to something new."""
+        await eventually(lambda: self.in_hand == len(self.queue) == 0, "nothing is to be done")
+        await self.recorder.flush()
 
 
 @asynccontextmanager
@@ -137,7 +150,7 @@ async def _running(
     *,
     leads: bool,
 ) -> AsyncIterator[Running]:
-    running = Running(reconciler, queue, informers)
+    running = Running(reconciler, queue, informers, recorder)
     reconciler.attach()
     async with background(*(informer.run() for informer in informers), recorder.run()):
         async with asyncio.timeout(30):
