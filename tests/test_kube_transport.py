@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,7 +15,7 @@ from prometheus_client import generate_latest
 
 from devcluster.controlplane import ControlPlane
 from llmkube.clock import SystemClock
-from llmkube.kube import errors
+from llmkube.kube import connection, errors
 from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
 from llmkube.kube.credentials import ServerTrust
@@ -180,7 +181,7 @@ async def test_a_server_that_hangs_is_unavailable_in_time(
     client = await connect(request_timeout=timedelta(milliseconds=400))
     with proxy.playing(Swallow()), pytest.raises(errors.Unavailable, match=r"within 0\.4 s"):
         await client.list(NAMESPACES)
-    with proxy.playing(Swallow()), pytest.raises(errors.Unavailable, match="no connection"):
+    with proxy.playing(Swallow()), pytest.raises(errors.Unavailable, match=r"within 0\.4 s"):
         async with client.watch(NAMESPACES):
             pass
     assert await client.list(NAMESPACES), "a hung connection must not be used again"
@@ -205,6 +206,24 @@ async def test_nobody_there_is_unavailable(proxy: FaultProxy) -> None:
     async with KubeClient(access, clock=SystemClock()) as client:
         with pytest.raises(errors.Unavailable, match="cannot connect"):
             await client.list(NAMESPACES)
+
+
+async def test_a_port_that_never_answers_is_unavailable_in_time(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", timedelta(milliseconds=300))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        access = replace(
+            await load_access(proxy.admin_kubeconfig), server=f"https://127.0.0.1:{port}"
+        )
+        async with KubeClient(access, clock=SystemClock()) as client:
+            in_time = r"cannot connect \(.*within 0\.3 s\)"
+            with pytest.raises(errors.Unavailable, match=in_time):
+                await client.list(NAMESPACES)
+            with pytest.raises(errors.Unavailable, match=in_time):
+                async with client.watch(NAMESPACES):
+                    pass
 
 
 async def test_a_server_with_another_authority_is_not_trusted(

@@ -245,26 +245,34 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(origin: Origin) -> Connection:
-    """A new connection. Raises OSError (ssl.SSLError is one), TimeoutError, BadAnswer."""
+    """A new connection. Raises OSError (ssl.SSLError is one), BadAnswer."""
+    limit = CONNECT_TIMEOUT.total_seconds()
+    try:
+        async with asyncio.timeout(limit):
+            return await _connect(origin)
+    except TimeoutError as error:
+        raise OSError(f"nothing within {limit:g} s") from error
+
+
+async def _connect(origin: Origin) -> Connection:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-        transport, connection = await loop.create_connection(Connection, *origin.first_hop())
-        try:
-            _keep_alive(transport)
-            if origin.proxy:
-                await _tunnel(connection, origin)
-            if origin.context is not None:
-                secure = await loop.start_tls(
-                    transport,
-                    connection,
-                    origin.context,
-                    server_hostname=origin.server_name or origin.host,
-                )
-                assert secure is not None
-                connection.secured(secure)
-        except BaseException:
-            transport.abort()
-            raise
+    transport, connection = await loop.create_connection(Connection, *origin.first_hop())
+    try:
+        _keep_alive(transport)
+        if origin.proxy:
+            await _tunnel(connection, origin)
+        if origin.context is not None:
+            secure = await loop.start_tls(
+                transport,
+                connection,
+                origin.context,
+                server_hostname=origin.server_name or origin.host,
+            )
+            assert secure is not None
+            connection.secured(secure)
+    except BaseException:
+        transport.abort()
+        raise
     return connection
 
 
@@ -308,9 +316,8 @@ class Pool:
         """Send a request over an idle or (certainly, if `fresh`) a new connection.
 
         `gate` is called when there is nothing left to wait for, and may raise. For `patience` see
-        `Connection.exchange`. Otherwise raises
-        Disconnected, BadAnswer, OSError, TimeoutError. An exchange that does not end well, by
-        cancellation too, takes its connection with it.
+        `Connection.exchange`. Otherwise raises Disconnected, BadAnswer, OSError. An exchange that
+        does not end well, by cancellation too, takes its connection with it.
         """
         async with self._slots:
             connection = (None if fresh else self._take(origin)) or await connect(origin)

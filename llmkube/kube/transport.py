@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from llmkube.clock import ZERO, Clock
-from llmkube.kube.connection import CONNECT_TIMEOUT, Connection, Disconnected, Pool, connect
+from llmkube.kube.connection import Connection, Disconnected, Pool, connect
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ApiError, Unauthorized, Unavailable, from_status
 from llmkube.kube.http1 import BadAnswer, Head, decoded
@@ -36,7 +36,7 @@ PATIENCE = timedelta(milliseconds=20)
 """Answers that may wait are read together at each beat of this: to wake up for each of them costs
 more than all the rest that is done about it."""
 
-_NETWORK_ERRORS = (Disconnected, BadAnswer, OSError, TimeoutError)
+_NETWORK_ERRORS = (Disconnected, BadAnswer, OSError)
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -109,7 +109,7 @@ class Transport:
             async with asyncio.timeout(self._timeout):
                 return await self._attempts(call, gate)
         except TimeoutError as error:
-            raise self._failed(call, f"no answer within {self._timeout:g} s") from error
+            raise self._unanswered(call) from error
         finally:
             self._note_late(call, asked)
 
@@ -183,6 +183,8 @@ class Transport:
                     opened, connection = connection, None
                     return opened
                 body = await _read_some(connection)
+        except TimeoutError as error:
+            raise self._unanswered(call) from error
         except _NETWORK_ERRORS as error:
             raise self._failed(call, error) from error
         finally:
@@ -209,6 +211,9 @@ class Transport:
     def _repeating(self, call: Call, status: int | None) -> None:
         if self._metrics is not None:
             self._metrics.repeated(call.method, status)
+
+    def _unanswered(self, call: Call) -> ApiError:
+        return self._failed(call, f"no answer within {self._timeout:g} s")
 
     def _failed(self, call: Call, cause: Exception | str) -> ApiError:
         if self._metrics is not None:
@@ -256,8 +261,6 @@ def _explain(cause: Exception | str) -> str:
             )
         case ssl.SSLError():
             return f"no TLS connection ({cause.reason or type(cause).__name__})"
-        case TimeoutError():
-            return f"no connection within {CONNECT_TIMEOUT.total_seconds():g} s"
         case OSError():
             return f"cannot connect ({cause.strerror or cause})"
         case BadAnswer():

@@ -247,9 +247,9 @@ class Mac:
         self.ahead = ahead
 
     async def register(self, *, lease: bool = True) -> None:
+        await self.create_account()  # before anybody can miss it
         spec = {"leaseName": self.name, "serviceAccountName": self.name}
         await self._create(METALNODES, {"spec": spec})
-        await self.create_account()
         if lease:
             await self.create_lease()
 
