@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,12 @@ from llmkube.kube.client import KubeClient
 from llmkube.kube.config import load_access
 from llmkube.kube.connection import Connection, Disconnected, connect
 from llmkube.kube.login import Login
-from llmkube.kube.resources import CONFIGMAPS
+from llmkube.kube.resources import CONFIGMAPS, METALNODES
 from tests.support.configmaps import a_map
-from tests.support.faultproxy import FaultProxy
+from tests.support.faultproxy import Answer, FaultProxy
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crds")]
 
 LONG = timedelta(seconds=1)
 HALF = LONG.total_seconds() / 2
@@ -41,40 +42,74 @@ async def patient(
         yield client
 
 
-async def apply(client: KubeClient, namespace: str, name: str) -> float:
-    """Apply patiently; returns the instant, on the loop's clock, at which the answer was there."""
-    await client.apply(CONFIGMAPS, a_map(namespace, name), field_manager="test", patient=True)
+async def register(admin: KubeClient, namespace: str, names: list[str]) -> None:
+    for name in names:
+        spec = {"leaseName": name, "serviceAccountName": name}
+        await admin.create(METALNODES, {**a_node(namespace, name), "spec": spec})
+
+
+def a_node(namespace: str, name: str, **metadata: str) -> dict[str, Any]:
+    return {
+        "apiVersion": METALNODES.api_version,
+        "kind": METALNODES.kind,
+        "metadata": {"name": name, "namespace": namespace, **metadata},
+    }
+
+
+async def write(client: KubeClient, namespace: str, name: str, **metadata: str) -> float:
+    """Write a status; returns the instant, on the loop's clock, at which the answer was there."""
+    body = {**a_node(namespace, name, **metadata), "status": {"agentVersion": "v9"}}
+    written = await client.apply_status(METALNODES, body, field_manager="test")
+    assert written.status == {"agentVersion": "v9"}
     return asyncio.get_running_loop().time()
 
 
 async def test_a_patient_write_is_sent_at_once_and_its_answer_waits(
     patient: KubeClient, admin: KubeClient, namespace: str
 ) -> None:
+    await register(admin, namespace, ["one"])
     began = asyncio.get_running_loop().time()
-    writing = asyncio.create_task(apply(patient, namespace, "one"))
+    writing = asyncio.create_task(write(patient, namespace, "one"))
 
     async def written() -> bool:
-        return bool(await admin.list(CONFIGMAPS, namespace, field_selector="metadata.name=one"))
+        return "status" in await admin.get(METALNODES, "one", namespace)
 
     await eventually(written, "the write is done")
     assert await writing - began >= HALF
 
 
-async def test_the_answers_of_a_beat_are_read_together(patient: KubeClient, namespace: str) -> None:
-    names = [f"map-{number}" for number in range(8)]
-    ends = await asyncio.gather(*(apply(patient, namespace, name) for name in names))
+async def test_the_answers_of_a_beat_are_read_together(
+    patient: KubeClient, admin: KubeClient, namespace: str
+) -> None:
+    names = [f"mac-{number}" for number in range(8)]
+    await register(admin, namespace, names)
+    ends = await asyncio.gather(*(write(patient, namespace, name) for name in names))
     beats = {round(end / LONG.total_seconds()) for end in ends}
     assert len(beats) <= 2, "they were sent within moments, so they end at one beat or the next"
 
 
 async def test_what_is_patient_fails_like_everything_else(
-    patient: KubeClient, namespace: str
+    patient: KubeClient, admin: KubeClient, namespace: str
 ) -> None:
-    stale = a_map(namespace)
-    await patient.apply(CONFIGMAPS, stale, field_manager="test")
-    stale["metadata"] = {"name": "one", "namespace": namespace, "resourceVersion": "1"}
+    await register(admin, namespace, ["one"])
     with pytest.raises(errors.Conflict):
-        await patient.apply(CONFIGMAPS, stale, field_manager="test", patient=True)
+        await write(patient, namespace, "one", resourceVersion="1")
+    with pytest.raises(errors.NotFound):
+        await write(patient, namespace, "nobody", resourceVersion="1")
+
+
+async def test_an_answer_to_a_status_that_is_no_object_is_unavailable(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    async with FaultProxy.start(control_plane) as proxy:
+        access = await load_access(proxy.admin_kubeconfig)
+        async with KubeClient(access, clock=SystemClock()) as client:
+            for body in (b"<html>", b"[]", b"{}", b'{"metadata":{"resourceVersion":7}}', b"\xff"):
+                with (
+                    proxy.playing(Answer(200, body), "^PATCH "),
+                    pytest.raises(errors.Unavailable, match="is it an API server"),
+                ):
+                    await write(client, namespace, "one")
 
 
 async def test_the_first_event_is_read_at_once_and_those_after_it_together(

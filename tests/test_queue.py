@@ -42,6 +42,16 @@ async def test_a_deadline_wakes_a_waiter_at_that_instant() -> None:
 
 
 @virtual
+async def test_a_deadline_that_has_passed_already_wakes_a_waiter_at_once() -> None:
+    q = queue()
+    waiter = asyncio.ensure_future(q.get())
+    await asyncio.sleep(5)
+    q.add_at("a", 4 * SECOND)
+    async with asyncio.timeout(1):
+        assert await waiter == "a"
+
+
+@virtual
 async def test_ten_thousand_deadlines_are_one_timer() -> None:
     q = queue()
     loop = asyncio.get_running_loop()

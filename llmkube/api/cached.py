@@ -181,7 +181,10 @@ class CachedMetalNodeStatus(Part, frozen=True):
 
     def condition(self, kind: str) -> CachedCondition | None:
         """The condition of that type, or None."""
-        return next((c for c in self.conditions if c.type == kind), None)
+        for condition in self.conditions:
+            if condition.type == kind:
+                return condition
+        return None
 
 
 class MetalNodeAnnotations(Part, frozen=True):

@@ -68,8 +68,7 @@ class WorkQueue:
             return
         priority = Priority.INITIAL if initial else Priority.LIVE
         if self._schedule.add(key, self._clock.monotonic(), priority):
-            self._metrics.added()
-            self._wake()
+            self._added()
 
     def add_at(self, key: str, mono: timedelta) -> None:
         """Ask for a run at that monotonic instant. Of several instants the earliest wins.
@@ -79,8 +78,10 @@ class WorkQueue:
         if self._paused:
             return
         now = self._clock.monotonic()
-        self._schedule.add_at(key, mono, now)
-        self._look(now)
+        if self._schedule.add_at(key, mono, now):  # it has passed just now
+            self._added()
+        else:
+            self._set_timer(now)
 
     def add_rate_limited(self, key: str, *, at_least: timedelta = ZERO) -> timedelta:
         """Ask for a run after the key's back-off, `at_least` later; return the delay."""
@@ -89,7 +90,7 @@ class WorkQueue:
         now = self._clock.monotonic()
         delay = self._schedule.add_failed(key, now, at_least=at_least)
         self._metrics.retried()
-        self._look(now)
+        self._set_timer(now)
         return delay
 
     def add_after_cap(self, key: str) -> timedelta:
@@ -134,7 +135,8 @@ class WorkQueue:
         """
         while True:
             now = self._clock.monotonic()
-            self._look(now)
+            if self._timer is not None and self._timer_due <= now:
+                self._look(now)  # the event loop is late
             taken = self._schedule.take(now)
             if taken is not None:
                 self._metrics.waited(taken.waited)
@@ -178,6 +180,10 @@ class WorkQueue:
         """Look at the clock now. For tests whose clock moves by hand."""
         self._look(self._clock.monotonic())
 
+    def _added(self) -> None:
+        self._metrics.added()
+        self._wake()
+
     def _wake(self) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -186,10 +192,13 @@ class WorkQueue:
                 return
 
     def _look(self, now: timedelta) -> None:
-        """Make ready what is due, and keep the one timer at the earliest deadline."""
+        """Make ready what is due."""
         for _ in range(self._schedule.release(now)):
-            self._metrics.added()
-            self._wake()
+            self._added()
+        self._set_timer(now)
+
+    def _set_timer(self, now: timedelta) -> None:
+        """Keep the one timer at the earliest deadline, or before."""
         due = self._schedule.next_due()
         if due is None or (self._timer is not None and self._timer_due <= due):
             return  # a timer that fires too early only looks again

@@ -120,13 +120,18 @@ class Schedule:
 
     def add_at(
         self, key: str, due: timedelta, now: timedelta, priority: Priority = Priority.LIVE
-    ) -> None:
-        """Ask for a run at the monotonic instant `due`. An earlier deadline is kept."""
-        if self.closed:
-            return
+    ) -> bool:
+        """Ask for a run at the monotonic instant `due`. An earlier deadline is kept.
+
+        True if that is now, and made the key ready: what `add` returns.
+        """
         if due <= now:
-            self.add(key, now, priority)
-            return
+            return self.add(key, now, priority)
+        if not self.closed:
+            self._set_deadline(key, due, priority)
+        return False
+
+    def _set_deadline(self, key: str, due: timedelta, priority: Priority) -> None:
         old = self._due.get(key)
         if old is None:
             self._push(key, Waiting(due, priority))

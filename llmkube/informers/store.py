@@ -105,14 +105,16 @@ class Store(Generic[T]):
 
     # Writing (the informer's) -------------------------------------------------------------------
 
-    def put(self, obj: T) -> T | None:
-        """Keep `obj` and return what it replaces.
+    def put(self, key: str, obj: T) -> T | None:
+        """Keep `obj` under its key and return what it replaces.
 
         An index function that raises leaves the store as it was, and the error goes to the caller.
         """
-        key = obj.key
-        places = self._places(obj)
         old = self._objects.get(key)
+        if not self._functions:
+            self._objects[key] = obj
+            return old
+        places = self._places(obj)
         self._objects[key] = obj
         before = self._nowhere if old is None else self._places(old)
         if places != before:

@@ -25,9 +25,9 @@ import msgspec
 
 from llmkube.clock import ZERO
 from llmkube.informers.queue import QueueShutDown, WorkQueue
-from llmkube.informers.runlimit import RunLimit
 from llmkube.informers.telemetry import SILENT, ReconcileMetrics
 from llmkube.kube.errors import ApiError
+from llmkube.kube.runlimit import RunLimit
 
 DRAIN = timedelta(seconds=8)
 RUN_LIMIT = timedelta(minutes=2)

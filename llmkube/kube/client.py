@@ -38,7 +38,30 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 Object = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStatus:
+    """What an object's status is after a write, and the object's version then."""
+
+    resource_version: str
+    status: Object
+
+
+class _VersionOnly(msgspec.Struct, gc=False, rename="camel"):
+    resource_version: str
+
+
+class _StatusAnswer(msgspec.Struct, gc=False):
+    """Of an object that was written; most of the answer is managedFields."""
+
+    metadata: _VersionOnly
+    status: Object | None = None
+
+
 _decode = msgspec.json.Decoder().decode
+_decode_status = msgspec.json.Decoder(_StatusAnswer).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,17 +299,37 @@ class KubeClient:
         field_manager: str,
         subresource: str | None = None,
         force: bool = True,
-        patient: bool = False,
     ) -> Object:
         """Server-side apply. Name and namespace come from the body's metadata, which should also
-        carry the resourceVersion it was computed from (then raises Conflict). `patient`: it is sent
-        at once, but the answer may be read a little later, together with others."""
-        metadata = _metadata(body)
-        query = {"fieldManager": field_manager, "force": "true" if force else "false"}
-        target = _target(
-            resource, metadata.get("namespace"), metadata["name"], subresource, query=query
-        )
-        return await self._write(Call("PATCH", target, _encode(body), APPLY, patient=patient))
+        carry the resourceVersion it was computed from (then raises Conflict)."""
+        target = _apply_target(resource, body, field_manager, subresource, force=force)
+        return await self._write(Call("PATCH", target, _encode(body), APPLY))
+
+    async def apply_status(
+        self, resource: Resource, body: Mapping[str, Any], *, field_manager: str
+    ) -> WrittenStatus:
+        """Server-side apply of a status, with force, for those who make many of them: it is sent
+        at once, but the answer may be read a little later, together with others, and only what a
+        writer has to know of it is read at all. See `apply`."""
+        target = _apply_target(resource, body, field_manager, "status", force=True)
+        call = Call("PATCH", target, _encode(body), APPLY, patient=True)
+        return self._read_status(await self._transport.request(call, self.write_gate))
+
+    async def patch_status(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None,
+        changes: Mapping[str, Any],
+        *,
+        resource_version: str,
+        field_manager: str,
+    ) -> WrittenStatus:
+        """JSON merge patch of a status that was seen at this resourceVersion (raises Conflict)."""
+        target = _target(resource, namespace, name, "status", query={"fieldManager": field_manager})
+        body = {"metadata": {"resourceVersion": resource_version}, "status": changes}
+        call = Call("PATCH", target, _encode(body), MERGE_PATCH)
+        return self._read_status(await self._transport.request(call, self.write_gate))
 
     async def merge_patch(
         self,
@@ -404,16 +447,37 @@ class KubeClient:
     async def _write(self, call: Call) -> Object:
         return self._read(await self._transport.request(call, self.write_gate))
 
+    def _read_status(self, body: bytes) -> WrittenStatus:
+        try:
+            answer = _decode_status(body)
+        except _UNREADABLE as error:
+            raise self._unreadable() from error
+        return WrittenStatus(answer.metadata.resource_version, answer.status or {})
+
     def _read(self, body: bytes) -> Object:
         try:
             answer = _decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unavailable(
-                f"{self.access.server} does not answer in JSON: is it an API server?"
-            ) from error
+        except _UNREADABLE as error:
+            raise self._unreadable() from error
         if not isinstance(answer, dict):
             raise Unavailable(f"{self.access.server} does not answer with an object")
         return answer
+
+    def _unreadable(self) -> Unavailable:
+        return Unavailable(f"{self.access.server} does not answer in JSON: is it an API server?")
+
+
+def _apply_target(
+    resource: Resource,
+    body: Mapping[str, Any],
+    field_manager: str,
+    subresource: str | None,
+    *,
+    force: bool,
+) -> str:
+    metadata = _metadata(body)
+    query = {"fieldManager": field_manager, "force": "true" if force else "false"}
+    return _target(resource, metadata.get("namespace"), metadata["name"], subresource, query=query)
 
 
 def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.idle_since: float | None = None
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._socket: asyncio.Transport | None = None
         self._answer: AnswerParser | None = None
@@ -141,6 +142,16 @@ class Connection(asyncio.Protocol):
         """Whether another exchange may follow."""
         return self._ended is None and self._answer is None
 
+    def fresh(self) -> bool:
+        """Whether it is still reusable, and has not been idle for too long."""
+        assert self.idle_since is not None
+        idle = self._loop.time() - self.idle_since
+        return self.reusable and idle < IDLE_LIMIT.total_seconds()
+
+    def idle(self) -> None:
+        """Nothing is under way from now on."""
+        self.idle_since = self._loop.time()
+
     def on_close(self, callback: Callable[[Connection], None]) -> None:
         """Call `callback` when the connection has ended."""
         self._on_close = callback
@@ -187,9 +198,9 @@ class Connection(asyncio.Protocol):
         """
         self._pause()
         if self._alarm is None and self._ended is None:
-            loop, every = asyncio.get_running_loop(), period.total_seconds()
-            beat = (floor(loop.time() / every + 0.5) + 1) * every
-            self._alarm = loop.call_at(beat, self._rested)
+            every = period.total_seconds()
+            beat = (floor(self._loop.time() / every + 0.5) + 1) * every
+            self._alarm = self._loop.call_at(beat, self._rested)
 
     def _rested(self) -> None:
         self._alarm = None
@@ -237,7 +248,7 @@ class Connection(asyncio.Protocol):
                 raise self._ended
             stale = self.idle_since is not None and answer.untouched
             raise Disconnected(str(self._ended), stale=stale) from self._ended
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -332,19 +343,16 @@ class Pool:
             return answer
 
     def _take(self, origin: Origin) -> Connection | None:
-        now = asyncio.get_running_loop().time()
         while self._idle:
             known, connection = self._idle.pop()
-            assert connection.idle_since is not None
-            rested = now - connection.idle_since
-            if known is origin and connection.reusable and rested < IDLE_LIMIT.total_seconds():
+            if known is origin and connection.fresh():
                 return connection
             connection.abort()
         return None
 
     def _give_back(self, origin: Origin, connection: Connection) -> None:
         if connection.reusable and not self._closed:
-            connection.idle_since = asyncio.get_running_loop().time()
+            connection.idle()
             connection.on_close(self._forget)
             self._idle.append((origin, connection))
         else:

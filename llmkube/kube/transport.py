@@ -25,6 +25,7 @@ from llmkube.kube.credentials import Access
 from llmkube.kube.errors import ApiError, Unauthorized, Unavailable, from_status
 from llmkube.kube.http1 import BadAnswer, Head, decoded
 from llmkube.kube.login import Login, Logins
+from llmkube.kube.runlimit import RunLimit
 from llmkube.metrics import RestMetrics
 
 JSON = "application/json"
@@ -85,12 +86,14 @@ class Transport:
         self._metrics = metrics
         self._user_agent = user_agent
         self._timeout = request_timeout.total_seconds()
+        self._limit = RunLimit(request_timeout)
         self._logins = Logins(access, clock)
         self._pool = Pool()
         self.late_listeners: list[LateListener] = []
 
     def close(self) -> None:
         """Cut the idle connections."""
+        self._limit.close()
         self._pool.close()
 
     @property
@@ -106,7 +109,7 @@ class Transport:
         """
         asked = self._clock.monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
+            with self._limit:
                 return await self._attempts(call, gate)
         except TimeoutError as error:
             raise self._unanswered(call) from error

@@ -28,6 +28,7 @@ from llmkube.kube.events import ObjectRef
 from llmkube.kube.resources import Resource
 
 Fields = dict[str, Any]
+_CONTAINERS = (dict, list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,19 @@ class Ownership:
 
     def part(self, status: Mapping[str, Any]) -> Fields:
         """The owned part of a status, without absent and empty values."""
-        owned = {name: status[name] for name in self.fields if not _absent(status.get(name))}
+        owned: Fields = {}
+        for name in self.fields:
+            value = status.get(name)
+            if value or not _absent(value):
+                owned[name] = value
         mine = [c for c in status.get("conditions") or () if c["type"] in self.conditions]
         if mine:
-            owned["conditions"] = sorted(mine, key=lambda condition: str(condition["type"]))
+            owned["conditions"] = sorted(mine, key=_type_of) if len(mine) > 1 else mine
         return owned
+
+
+def _type_of(condition: Fields) -> str:
+    return str(condition["type"])
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
@@ -124,7 +133,7 @@ class StatusWriter:
         Raises ApiError: Conflict if the target has moved on, NotFound if it is gone.
         """
         own = self.ownership
-        answer = await self._client.apply(
+        written = await self._client.apply_status(
             own.resource,
             {
                 "apiVersion": own.resource.api_version,
@@ -133,26 +142,19 @@ class StatusWriter:
                 "status": wanted,
             },
             field_manager=own.manager,
-            subresource="status",
-            patient=True,
         )
-        leftovers = _leftovers(own.part(answer.get("status") or {}), wanted)
-        if leftovers:
-            answer = await self._client.merge_patch(
+        found = own.part(written.status)
+        if found != wanted and (leftovers := _leftovers(found, wanted)):
+            written = await self._client.patch_status(
                 own.resource,
                 target.name,
                 target.namespace or None,
-                {
-                    "metadata": {"resourceVersion": answer["metadata"]["resourceVersion"]},
-                    "status": leftovers,
-                },
+                leftovers,
+                resource_version=written.resource_version,
                 field_manager=own.manager,
-                subresource="status",
             )
-        return msgspec.structs.replace(
-            target,
-            resource_version=answer["metadata"]["resourceVersion"],
-            status=answer.get("status") or {},
+        return Target(
+            target.namespace, target.name, target.uid, written.resource_version, written.status
         )
 
 
@@ -170,7 +172,11 @@ def _tidy(status: Mapping[str, Any]) -> Fields:
 def _without_absent(value: Any) -> Any:
     match value:
         case dict():
-            return {k: _without_absent(v) for k, v in value.items() if v is not None}
+            return {
+                name: _without_absent(member) if isinstance(member, _CONTAINERS) else member
+                for name, member in value.items()
+                if member is not None
+            }
         case list():
             return [_without_absent(item) for item in value]
         case _:

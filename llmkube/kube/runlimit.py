@@ -1,8 +1,8 @@
-"""A bound on how long a worker may be busy with one key, with one timer for all workers.
+"""A bound on how long a request or a worker's run may take, with one timer for all of them.
 
 `asyncio.timeout` around each run costs a timer each, which is a tenth of what a short reconcile
 costs. All runs have the same limit, so the one that began first is the first to be late, and one
-timer for it will do; while nobody works there is none.
+timer for it will do; while nothing runs there is none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,18 @@ from typing import Any
 _Task = asyncio.Task[Any]
 
 
+def _current() -> _Task:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
 class RunLimit:
-    """Knows which tasks are in a run, and cancels those whose run exceeds `limit`."""
+    """Knows which tasks are in a run, and cancels those whose run exceeds `limit`.
+
+    `with limit:` makes a run of the block, for the current task, and raises TimeoutError if it
+    was late. A task is in one run of a limit at a time.
+    """
 
     __slots__ = ("_began", "_late", "_limit", "_timer")
 
@@ -28,6 +38,13 @@ class RunLimit:
     def __contains__(self, task: object) -> bool:
         """Is the task in a run?"""
         return task in self._began
+
+    def __enter__(self) -> None:
+        self.begin(_current())
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self.end(_current()) and kind is asyncio.CancelledError:
+            raise TimeoutError from None
 
     def begin(self, task: _Task) -> None:
         """The task starts a run."""
