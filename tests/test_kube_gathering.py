@@ -116,7 +116,9 @@ async def test_the_first_event_is_read_at_once_and_those_after_it_together(
     admin: KubeClient, namespace: str
 ) -> None:
     clock = asyncio.get_running_loop().time
-    async with admin.watch(CONFIGMAPS, namespace, resource_version="0", coalesce=LONG) as stream:
+    async with admin.watch(
+        CONFIGMAPS, namespace, resource_version="0", pace=lambda: LONG
+    ) as stream:
         text = b""
         while b'"name":"first"' not in text:
             if not text:
@@ -127,6 +129,28 @@ async def test_the_first_event_is_read_at_once_and_those_after_it_together(
         while b'"name":"second"' not in text:
             text += await stream.read()
         assert clock() - first >= HALF
+
+
+async def test_the_pace_is_asked_for_anew_after_each_read(
+    admin: KubeClient, namespace: str
+) -> None:
+    pace = timedelta(0)
+    async with admin.watch(
+        CONFIGMAPS, namespace, resource_version="0", pace=lambda: pace
+    ) as stream:
+
+        async def see(name: str) -> None:
+            await admin.create(CONFIGMAPS, a_map(namespace, name))
+            text = b""
+            while f'"name":"{name}"'.encode() not in text:
+                text += await stream.read()
+
+        await see("first")
+        pace = timedelta(hours=1)
+        await see("second")  # read at once, but what follows it may lie
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(HALF):
+                await see("third")
 
 
 async def test_a_connection_that_is_cut_while_it_rests_says_so(

@@ -320,9 +320,9 @@ async def test_many_requests_at_once_share_a_bounded_number_of_connections(
 # Watches ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("coalesce", [timedelta(0), timedelta(milliseconds=50)])
+@pytest.mark.parametrize("period", [timedelta(0), timedelta(milliseconds=50)])
 async def test_a_watch_delivers_everything_in_order(
-    proxy: FaultProxy, connect: Connect, namespace: str, coalesce: timedelta
+    proxy: FaultProxy, connect: Connect, namespace: str, period: timedelta
 ) -> None:
     client = await connect()
     await client.create(CONFIGMAPS, a_map(namespace, n="start"))
@@ -332,7 +332,7 @@ async def test_a_watch_delivers_everything_in_order(
         namespace,
         resource_version="0",
         field_selector="metadata.name=one",
-        coalesce=coalesce,
+        pace=lambda: period,
     ) as stream:
         for number in range(30):
             await client.merge_patch(CONFIGMAPS, "one", namespace, {"data": {"n": f"({number})"}})
@@ -356,7 +356,9 @@ async def test_a_half_open_watch_is_unavailable_in_time(
 ) -> None:
     client = await connect()
     async with client.watch(
-        NAMESPACES, inactivity_timeout=timedelta(milliseconds=500), coalesce=timedelta(seconds=0.05)
+        NAMESPACES,
+        inactivity_timeout=timedelta(milliseconds=500),
+        pace=lambda: timedelta(seconds=0.05),
     ) as stream:
         with proxy.frozen(WATCHES), pytest.raises(errors.Unavailable, match=r"silent for 0\.5 s"):
             await read_to_end(stream)

@@ -104,7 +104,7 @@ async def ours(probe: Probe, kubeconfig: Path, coalesce: timedelta) -> None:
             client,
             LEASES,
             decode=CachedLease,
-            coalesce=coalesce,
+            pace=lambda: coalesce,
             clock=clock,
             metrics=metrics.reflector("leases"),
         )

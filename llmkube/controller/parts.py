@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ from llmkube.kube.resources import (
     SERVICEACCOUNTS,
     Resource,
 )
+from llmkube.kube.transport import PATIENCE
+from llmkube.kube.watch import Pace, at_once
 from llmkube.metrics import Metrics, ReconcileMetrics
 from llmkube.reconcilers import heartbeat, verification_caches
 from llmkube.reconcilers.collectors import (
@@ -108,14 +111,14 @@ class Parts:
             METALNODES,
             CachedMetalNode,
             indexes={**heartbeat.METALNODE_INDEXES, **verification_caches.NODE_INDEXES},
-            coalesce=self._options.tuning.life.coalescing,
+            pace=self._gathering,
         )
         guard = nodes.guard()
         leases: Informer[CachedLease] = self._informer(
             LEASES,
             CachedLease,
             field_selector=None if self._options.namespaces else NOT_NODE_LEASES,
-            coalesce=self._options.tuning.life.coalescing,
+            pace=self._gathering,
         )
         record_of: RecordOf[CachedMetalNode] = _no_record
         if ControllerName.HEARTBEAT in wanted:
@@ -205,10 +208,15 @@ class Parts:
         )
 
     def _add_federatedcluster(self) -> None:
-        clusters: Informer[CachedFederatedCluster] = self._informer(
-            FEDERATEDCLUSTERS, CachedFederatedCluster
-        )
         queue = self._queue(ControllerName.FEDERATEDCLUSTER)
+
+        def pace() -> timedelta:
+            """A push is looked at at once, unless others wait for a worker anyway."""
+            return PATIENCE if len(queue) else ZERO
+
+        clusters: Informer[CachedFederatedCluster] = self._informer(
+            FEDERATEDCLUSTERS, CachedFederatedCluster, pace=pace
+        )
         reconciler = FederatedClusterReconciler(
             self._client,
             clusters,
@@ -255,6 +263,9 @@ class Parts:
         queue.pause()
         return queue
 
+    def _gathering(self) -> timedelta:
+        return self._options.tuning.life.coalescing
+
     def _informer(
         self,
         resource: Resource,
@@ -264,7 +275,7 @@ class Parts:
         field_selector: str | None = None,
         label_selector: str | None = None,
         metadata_only: bool = False,
-        coalesce: Any = ZERO,
+        pace: Pace = at_once,
     ) -> Informer[T]:
         informer: Informer[T] = Informer(
             self._client,
@@ -274,7 +285,7 @@ class Parts:
             label_selector=label_selector,
             field_selector=field_selector,
             metadata_only=metadata_only,
-            coalesce=coalesce,
+            pace=pace,
             indexes=indexes,
             clock=self._clock,
             settings=self._options.tuning.reflector,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Generic
 
-from llmkube.clock import ZERO, Clock, Now
+from llmkube.clock import Clock, Now
 from llmkube.informers.events import Decode, EventDecoder, Malformed
 from llmkube.informers.guard import CacheGuard, parse_version
 from llmkube.informers.options import DEFAULTS, ReflectorSettings
@@ -32,6 +32,7 @@ from llmkube.informers.store import Change, Index, Store, T
 from llmkube.informers.telemetry import SILENT, ReflectorMetrics
 from llmkube.informers.view import View, age
 from llmkube.kube.resources import Resource
+from llmkube.kube.watch import Pace, at_once
 from llmkube.log import get_logger
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Source:
     field_selector: str | None
     metadata_only: bool
     inactivity_timeout: timedelta
-    coalesce: timedelta
+    pace: Pace
 
     @property
     def name(self) -> str:
@@ -88,7 +89,7 @@ class _Source:
             metadata_only=self.metadata_only,
             server_timeout=server_timeout,
             inactivity_timeout=self.inactivity_timeout,
-            coalesce=self.coalesce,
+            pace=self.pace,
         )
 
 
@@ -97,9 +98,9 @@ class Informer(Generic[T]):
 
     `decode` is the msgspec Struct that the store shall hold (the fast way), or a function from
     JSON to such an object that raises ValueError. `namespaces`: these only, empty for all.
-    Selectors as in kubectl. `metadata_only` fetches PartialObjectMetadata. `coalesce` gathers
-    watch events that long before they are read: cheaper, and late by as much. `indexes` maps names
-    to functions from an object to the values it is filed under.
+    Selectors as in kubectl. `metadata_only` fetches PartialObjectMetadata. `pace` says for how
+    long watch events may gather before they are read: cheaper, and late by as much. `indexes` maps
+    names to functions from an object to the values it is filed under.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Informer(Generic[T]):
         label_selector: str | None = None,
         field_selector: str | None = None,
         metadata_only: bool = False,
-        coalesce: timedelta = ZERO,
+        pace: Pace = at_once,
         indexes: Mapping[str, Index[T]] | None = None,
         clock: Clock,
         settings: ReflectorSettings = DEFAULTS,
@@ -146,7 +147,7 @@ class Informer(Generic[T]):
                 field_selector,
                 metadata_only,
                 settings.inactivity_timeout,
-                coalesce,
+                pace,
             )
             self._reflectors[scope] = Reflector(
                 source,

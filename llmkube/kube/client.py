@@ -19,12 +19,12 @@ import msgspec
 
 import llmkube
 from llmkube.api.times import parse_time
-from llmkube.clock import ZERO, Clock
+from llmkube.clock import Clock
 from llmkube.kube.credentials import Access
 from llmkube.kube.errors import Forbidden, Gone, Unauthorized, Unavailable
 from llmkube.kube.resources import SELFSUBJECTREVIEWS, SERVICEACCOUNTS, Resource
 from llmkube.kube.transport import Call, Gate, LateListener, Transport
-from llmkube.kube.watch import WatchStream
+from llmkube.kube.watch import Pace, WatchStream, at_once
 from llmkube.metrics import Metrics
 
 PAGE = 500
@@ -245,7 +245,7 @@ class KubeClient:
         metadata_only: bool = False,
         server_timeout: timedelta = timedelta(minutes=7),
         inactivity_timeout: timedelta = timedelta(seconds=70),
-        coalesce: timedelta = ZERO,
+        pace: Pace = at_once,
     ) -> AsyncIterator[WatchStream]:
         """Watch a collection, bookmarks included; the connection is cut when the block ends.
 
@@ -262,9 +262,7 @@ class KubeClient:
         accept = METADATA if metadata_only else "application/json"
         call = Call("GET", _target(resource, namespace, query=query), accept=accept)
         async with self._transport.stream(call) as connection:
-            stream = WatchStream(
-                connection, inactivity_timeout=inactivity_timeout, coalesce=coalesce
-            )
+            stream = WatchStream(connection, inactivity_timeout=inactivity_timeout, pace=pace)
             try:
                 yield stream
             finally:

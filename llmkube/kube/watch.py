@@ -8,6 +8,7 @@ events is the reflector's work (`llmkube.informers`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 
 from llmkube.clock import ZERO
@@ -22,12 +23,22 @@ _GRAIN = 0.05
 shall find it long enough, too."""
 
 
+Pace = Callable[[], timedelta]
+"""For how long what arrives next may lie; asked after each small read."""
+
+
+def at_once() -> timedelta:
+    """The pace of those whose latency matters."""
+    return ZERO
+
+
 class WatchStream:
     """The body of one watch. `close` it when it is no longer read.
 
-    With `coalesce` the socket is paused after each small read, and what has gathered is taken at
-    the next beat of that period: nearly all of an event's cost is the waking up, and the streams
-    of one process wake together. A slow reader slows the server down, and does not fill our memory.
+    If its `pace` says so, the socket is paused after a small read, and what has gathered is taken
+    at the next beat of that period: nearly all of an event's cost is the waking up, and the
+    streams of one process wake together. A slow reader slows the server down, and does not fill
+    our memory.
     """
 
     def __init__(
@@ -35,11 +46,11 @@ class WatchStream:
         connection: Connection,
         *,
         inactivity_timeout: timedelta,
-        coalesce: timedelta = ZERO,
+        pace: Pace = at_once,
     ) -> None:
         self._connection = connection
         self._watchdog = _Watchdog(connection, inactivity_timeout.total_seconds())
-        self._coalesce = coalesce
+        self._pace = pace
 
     async def read(self) -> bytes:
         """The next bytes, b"" at the end of the stream.
@@ -53,8 +64,8 @@ class WatchStream:
             raise Unavailable(self._watchdog.complaint or f"the watch broke ({error})") from error
         finally:
             self._watchdog.relax()
-        if self._coalesce and 0 < len(data) < BURST:
-            self._connection.rest(self._coalesce)
+        if 0 < len(data) < BURST and (period := self._pace()):
+            self._connection.rest(period)
         return data
 
     def close(self) -> None:
