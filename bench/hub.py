@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bench.load import Watcher, at_rate, flat_out, for_each, in_turn
+from bench.load import Sheet, Watcher, at_rate, flat_out, for_each, in_turn
 from bench.report import Figure, percentile
 from bench.subject import Running, Subject, chosen, ours, peers, running
 from devcluster.controlplane import ControlPlane
@@ -57,22 +57,16 @@ async def run(
     await hub.prepare()
     figures = await in_turn(
         PART,
+        f"{plan.sites} sites",
         chosen(subjects(plan), only),
-        lambda subject: _measure(hub, cluster, subject),
+        lambda subject, sheet: _measure(hub, cluster, subject, sheet),
         hub.clear_phases,
     )
     await hub.remove()
     return figures
 
 
-async def _measure(hub: _Hub, cluster: ControlPlane, subject: Subject) -> list[Figure]:
-    mine = subject.name == "llmkube"
-    n = hub.plan.sites
-
-    def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
-        name = f"{name}, {n} sites"
-        return Figure(PART, name, subject.name, value, unit, target if mine else None)
-
+async def _measure(hub: _Hub, cluster: ControlPlane, subject: Subject, sheet: Sheet) -> None:
     client_seconds = await hub.own_writes()
     await hub.clear_phases()
     await hub.push_all()
@@ -81,29 +75,27 @@ async def _measure(hub: _Hub, cluster: ControlPlane, subject: Subject) -> list[F
         began = time.perf_counter()
         async with running(subject, cluster.admin_kubeconfig) as process:
             await watcher.until(lambda: hub.all_connected(watcher), seconds=300)
-            cold = time.perf_counter() - began
-            idle = await _idle(process, hub.plan.seconds)
+            sheet.add("cold start", cold := time.perf_counter() - began, "s")
+            sheet.add("the client's own writes of the same", client_seconds, "s")
+            sheet.add("cold start ÷ the client's own writes", cold / client_seconds, "", 1.2)
+
+            sheet.add("CPU when nothing happens", await _idle(process, hub.plan.seconds), "%", 0.3)
             per_push, rss = await _pushes(hub, process)
+            sheet.add(f"CPU per push at {hub.plan.rate:.0f}/s", per_push, "µs", 200)
             flat_out_rate, flat_out_cpu = await _flat_out(hub, process)
+            sheet.add("pushes a second, flat out", flat_out_rate, "")
+            sheet.add("CPU per push, flat out", flat_out_cpu, "µs")
+            sheet.add("resident memory", rss / 1e6, "MB", 115)
+
             latencies, trip = await hub.latencies(watcher), await hub.round_trip()
+            median = percentile(latencies, 0.5)
+            sheet.add("push after silence → phase p50", median * 1e3, "ms", 2.5)
+            sheet.add("push after silence → phase p99", percentile(latencies, 0.99) * 1e3, "ms")
+            sheet.add("push after silence → phase max", max(latencies) * 1e3, "ms", 15)
+            sheet.add("a push's own round trip p50", trip * 1e3, "ms")
+            sheet.add("push → phase ÷ a push's own round trip, p50", median / trip, "", 1)
             lateness = await hub.boundary_lateness(watcher)
-    median = percentile(latencies, 0.5)
-    return [
-        figure("cold start", cold, "s"),
-        figure("the client's own writes of the same", client_seconds, "s"),
-        figure("cold start ÷ the client's own writes", cold / client_seconds, "", 1.2),
-        figure("CPU when nothing happens", idle, "%", 0.3),
-        figure(f"CPU per push at {hub.plan.rate:.0f}/s", per_push, "µs", 200),
-        figure("pushes a second, flat out", flat_out_rate, ""),
-        figure("CPU per push, flat out", flat_out_cpu, "µs"),
-        figure("resident memory", rss / 1e6, "MB", 115),
-        figure("push after silence → phase p50", median * 1e3, "ms", 2.5),
-        figure("push after silence → phase p99", percentile(latencies, 0.99) * 1e3, "ms"),
-        figure("push after silence → phase max", max(latencies) * 1e3, "ms", 15),
-        figure("a push's own round trip p50", trip * 1e3, "ms"),
-        figure("push → phase ÷ a push's own round trip, p50", median / trip, "", 1),
-        figure("boundary → phase max", max(lateness), "s", 0.05),
-    ]
+            sheet.add("boundary → phase max", max(lateness), "s", 0.05)
 
 
 async def _idle(process: Running, seconds: float) -> float:

@@ -80,29 +80,48 @@ async def flat_out(
 
 async def in_turn(
     part: str,
+    objects: str,
     subjects: Iterable[Subject],
-    measure: Callable[[Subject], Awaitable[list[Figure]]],
+    measure: Callable[[Subject, Sheet], Awaitable[None]],
     reset: Callable[[], Awaitable[None]],
 ) -> list[Figure]:
-    """The figures of each subject, on objects that are `reset` after it."""
+    """The figures of each subject, on `objects` ("2000 sites") that are `reset` after it.
+
+    A subject that does not get ready within a limit is told, not waited for, and keeps the figures
+    that it had until then; if it is ours, TimeoutError is raised.
+    """
     figures: list[Figure] = []
     for subject in subjects:
-        figures += await _finished(part, subject, measure(subject))
+        sheet = Sheet(part, objects, subject)
+        try:
+            await measure(subject, sheet)
+        except* TimeoutError:
+            if sheet.ours:
+                raise
+            sheet.add("did not come to an end", float("inf"), "s")
+        figures += sheet.figures
         await reset()
     return figures
 
 
-async def _finished(
-    part: str, subject: Subject, measuring: Awaitable[list[Figure]]
-) -> list[Figure]:
-    """The figures of a subject. One that does not get ready within the limits is told, not waited
-    for; if it is ours, TimeoutError is raised."""
-    try:
-        return await measuring
-    except* TimeoutError:
-        if subject.name == "llmkube":
-            raise
-    return [Figure(part, "did not come to an end", subject.name, float("inf"), "s")]
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """The figures of one subject, noted as they are found."""
+
+    part: str
+    objects: str
+    subject: Subject
+    figures: list[Figure] = field(default_factory=list)
+
+    @property
+    def ours(self) -> bool:
+        return self.subject.name == "llmkube"
+
+    def add(self, name: str, value: float, unit: str, target: float | None = None) -> None:
+        """Note a figure; the target is ours, and not a peer's."""
+        name = f"{name}, {self.objects}"
+        wanted = target if self.ours else None
+        self.figures.append(Figure(self.part, name, self.subject.name, value, unit, wanted))
 
 
 class _Meta(msgspec.Struct):

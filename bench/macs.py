@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from bench.load import Watcher, at_rate, for_each, in_turn
+from bench.load import Sheet, Watcher, at_rate, for_each, in_turn
 from bench.report import Figure, percentile
 from bench.subject import Running, Subject, chosen, ours, peers, running
 from devcluster.controlplane import ControlPlane
@@ -61,22 +61,17 @@ async def run(
     await fleet.prepare()
     figures = await in_turn(
         PART,
+        f"{plan.macs} Macs",
         chosen(subjects(), only),
-        lambda subject: _measure(fleet, cluster, subject),
+        lambda subject, sheet: _measure(fleet, cluster, subject, sheet),
         fleet.clear_status,
     )
     await fleet.remove()
     return figures
 
 
-async def _measure(fleet: Fleet, cluster: ControlPlane, subject: Subject) -> list[Figure]:
-    mine = subject.name == "llmkube"
-    n, rate = fleet.plan.macs, fleet.plan.rate
-
-    def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
-        name = f"{name}, {n} Macs"
-        return Figure(PART, name, subject.name, value, unit, target if mine else None)
-
+async def _measure(fleet: Fleet, cluster: ControlPlane, subject: Subject, sheet: Sheet) -> None:
+    many, at = fleet.plan.macs > 5000, f"at {fleet.plan.rate:.0f}/s"
     client_seconds = await fleet.own_writes()
     await fleet.clear_status()
     await fleet.beat_all()
@@ -84,26 +79,27 @@ async def _measure(fleet: Fleet, cluster: ControlPlane, subject: Subject) -> lis
         began = time.perf_counter()
         async with running(subject, cluster.admin_kubeconfig) as process:
             await watcher.until(lambda: watcher.all(fleet.names, "True"), seconds=600)
-            cold = time.perf_counter() - began
+            sheet.add("cold start", cold := time.perf_counter() - began, "s")
+            sheet.add("the client's own writes of the same", client_seconds, "s")
+            sheet.add("cold start ÷ the client's own writes", cold / client_seconds, "", 1.2)
+
             fresh, _, _ = await _beats(fleet, process, watcher, fleet.plan.warm_up)
+            sheet.add(f"CPU per beat {at}, first minute", fresh, "µs", 100)
             per_beat, rss, writes = await _beats(fleet, process, watcher, fleet.plan.seconds)
-            lateness = await fleet.expiry_lateness(watcher)
+            core = per_beat * fleet.plan.rate / 1e4
+            sheet.add(f"CPU per beat {at}, with its status writes", per_beat, "µs", 100)
+            sheet.add(f"share of a core {at}", core, "%", 4 if many else None)
+            sheet.add("resident memory", rss / 1e6, "MB", 150 if many else 115)
+            sheet.add("status writes per Mac and minute", writes, "", 1)
+
+            late = await fleet.expiry_lateness(watcher)
+            median = percentile(late, 0.5)
+            sheet.add("expiry → AgentConnected=False p50", median * 1e3, "ms", 15)
+            sheet.add("expiry → AgentConnected=False max", max(late) * 1e3, "ms", 80)
             calm, harried = await fleet.reconnects(watcher)
-    core = per_beat * rate / 1e4
-    return [
-        figure("cold start", cold, "s"),
-        figure("the client's own writes of the same", client_seconds, "s"),
-        figure("cold start ÷ the client's own writes", cold / client_seconds, "", 1.2),
-        figure(f"CPU per beat at {rate:.0f}/s, first minute", fresh, "µs", 100),
-        figure(f"CPU per beat at {rate:.0f}/s, with its status writes", per_beat, "µs", 100),
-        figure(f"share of a core at {rate:.0f}/s", core, "%", 4 if n > 5000 else None),
-        figure("resident memory", rss / 1e6, "MB", 150 if n > 5000 else 115),
-        figure("status writes per Mac and minute", writes, "", 1),
-        figure("expiry → AgentConnected=False p50", percentile(lateness, 0.5) * 1e3, "ms", 15),
-        figure("expiry → AgentConnected=False max", max(lateness) * 1e3, "ms", 80),
-        figure("beat after silence → True p99", percentile(calm, 0.99) * 1e3, "ms"),
-        figure("the same beside hostile Macs p99", percentile(harried, 0.99) * 1e3, "ms"),
-    ]
+            sheet.add("beat after silence → True p99", percentile(calm, 0.99) * 1e3, "ms")
+            harried_p99 = percentile(harried, 0.99)
+            sheet.add("the same beside hostile Macs p99", harried_p99 * 1e3, "ms")
 
 
 async def _beats(
