@@ -115,6 +115,19 @@ def test_who_withdraws_does_not_hold_up_the_next() -> None:
     assert world.told == ["b", "c"]
 
 
+def test_who_comes_and_goes_while_all_slots_are_taken_leaves_nothing_behind() -> None:
+    world = World(limit=1)
+    world.start("busy")
+    world.request("patient")
+    for _ in range(1000):
+        world.request("fickle")
+        world.slots.withdraw("fickle")
+    world.request("fickle")
+    assert world.slots.waiting == 2
+    assert len(world.slots._line) < 100
+    assert world.drain() == ["patient", "fickle"]
+
+
 def test_macs_without_a_check_come_first_and_then_the_oldest_start() -> None:
     world = World(limit=1)
     world.last_start = {"old": second(-900), "older": second(-1000), "recent": second(-10)}

@@ -26,6 +26,7 @@ from llmkube.controller.options import ControllerName, Options
 from llmkube.informers.guard import CacheGuard
 from llmkube.informers.informer import Informer
 from llmkube.informers.queue import WorkQueue
+from llmkube.informers.store import Index
 from llmkube.informers.worker import Outcome
 from llmkube.kube.client import KubeClient
 from llmkube.kube.events import EventRecorder
@@ -107,10 +108,15 @@ class Parts:
             self._add_federatedcluster()
 
     def _add_metal_controllers(self, wanted: frozenset[ControllerName]) -> None:
+        indexes: dict[str, Index[CachedMetalNode]] = {}
+        if ControllerName.HEARTBEAT in wanted:
+            indexes |= heartbeat.METALNODE_INDEXES
+        if ControllerName.VERIFICATION in wanted:
+            indexes |= verification_caches.NODE_INDEXES
         nodes: Informer[CachedMetalNode] = self._informer(
             METALNODES,
             CachedMetalNode,
-            indexes={**heartbeat.METALNODE_INDEXES, **verification_caches.NODE_INDEXES},
+            indexes=indexes,
             pace=self._gathering,
         )
         guard = nodes.guard()

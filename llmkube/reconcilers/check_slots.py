@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from heapq import nsmallest
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 
@@ -31,6 +31,8 @@ class RunningChecks(Protocol):
 
 
 Turn = tuple[bool, timedelta, int]
+_STALE_ENTRIES = 64
+"""So many entries of keys that wait no more are tolerated before the line is rebuilt."""
 
 
 class CheckSlots:
@@ -47,6 +49,7 @@ class CheckSlots:
         self._started: dict[str, str] = {}
         self._ending: set[str] = set()
         self._waiting: dict[str, Turn] = {}
+        self._line: list[tuple[Turn, str]] = []  # a heap; entries that are not waiting are skipped
         self._arrivals = 0
 
     @property
@@ -70,8 +73,7 @@ class CheckSlots:
         """
         if key in self._starting:
             return True
-        arrival = self._waiting[key][2] if key in self._waiting else self._arrive()
-        self._waiting[key] = (last_start is not None, last_start or timedelta(0), arrival)
+        self._wait(key, last_start)
         first = self._next()
         if key not in first:
             for other in first:  # whoever is before us must know that there is room
@@ -110,11 +112,35 @@ class CheckSlots:
         for key in self._next():
             self._tell(key)
 
+    def _wait(self, key: str, last_start: timedelta | None) -> None:
+        known = self._waiting.get(key)
+        arrival = self._arrive() if known is None else known[2]
+        turn = (last_start is not None, last_start or timedelta(0), arrival)
+        if turn == known:
+            return
+        self._waiting[key] = turn
+        heappush(self._line, (turn, key))
+        if len(self._line) > 2 * len(self._waiting) + _STALE_ENTRIES:
+            self._line = [entry for entry in self._line if self._waits(entry)]
+            heapify(self._line)
+
+    def _waits(self, entry: tuple[Turn, str]) -> bool:
+        turn, key = entry
+        return self._waiting.get(key) == turn
+
     def _next(self) -> list[str]:
+        """The keys whose turn it is: the first of the line, as many as there is room for."""
         if not self._waiting:
             return []
         free = self._limit - self.in_use()
-        return nsmallest(free, self._waiting, key=self._waiting.__getitem__) if free > 0 else []
+        first: list[tuple[Turn, str]] = []
+        while len(first) < free and self._line:
+            entry = heappop(self._line)
+            if self._waits(entry):
+                first.append(entry)
+        for entry in first:
+            heappush(self._line, entry)
+        return [key for _, key in first]
 
     def _arrive(self) -> int:
         self._arrivals += 1
