@@ -107,8 +107,8 @@ def test_a_site_is_in_one_phase(phase: str) -> None:
 
 def test_series_of_deleted_objects_disappear() -> None:
     store: Store[CachedMetalNode] = Store()
-    for one in (node("m1", "True"), node("m2", "True")):
-        store.put(one.key, one)
+    store.put(node("m1", "True"))
+    store.put(node("m2", "True"))
     collector = ObjectCollector(METALNODE_FAMILIES, store.values, lambda _: None)
     assert len(scraped(collector)) == 2
     store.remove("macs/m1")

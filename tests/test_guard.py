@@ -38,7 +38,7 @@ class Setting:
         if new is None:
             self.store.remove("ns/a")
         else:
-            self.store.put(new.key, new)
+            self.store.put(new)
         self.guard.observe(Change("ns/a", old, new, False, self.clock.now()))
 
 

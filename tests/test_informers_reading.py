@@ -228,7 +228,7 @@ def test_indexes_always_agree_with_the_objects(script: list[tuple[str, str | Non
             assert store.remove(f"ns/{name}") == model.pop(f"ns/{name}", None)
         else:
             obj = cached(name, holder, version)
-            assert store.put(obj.key, obj) == model.get(obj.key)
+            assert store.put(obj) == model.get(obj.key)
             model[obj.key] = obj
     assert {one.key: one for one in store} == model
     assert len(store) == len(model)

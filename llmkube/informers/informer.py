@@ -229,7 +229,7 @@ class Informer(Generic[T]):
         if old is not None and _same_version(old, obj):
             return  # shown again after a reconnect or by a re-list
         try:
-            self.store.put(key, obj)
+            self.store.put(obj)
         except Exception as error:  # an index function that this object is too much for
             meta = obj.metadata
             why = f"{type(error).__name__}: {error}"

@@ -105,16 +105,14 @@ class Store(Generic[T]):
 
     # Writing (the informer's) -------------------------------------------------------------------
 
-    def put(self, key: str, obj: T) -> T | None:
-        """Keep `obj` under its key and return what it replaces.
+    def put(self, obj: T) -> T | None:
+        """Keep `obj` and return what it replaces.
 
         An index function that raises leaves the store as it was, and the error goes to the caller.
         """
-        old = self._objects.get(key)
-        if not self._functions:
-            self._objects[key] = obj
-            return old
+        key = obj.key
         places = self._places(obj)
+        old = self._objects.get(key)
         self._objects[key] = obj
         before = self._nowhere if old is None else self._places(old)
         if places != before:
@@ -129,6 +127,8 @@ class Store(Generic[T]):
         return old
 
     def _places(self, obj: T) -> _Places:
+        if not self._functions:
+            return self._nowhere
         return [tuple(function(obj)) for function in self._functions]
 
     def _file(self, key: str, old: _Places, new: _Places) -> None:

@@ -287,7 +287,7 @@ class KubeClient:
         namespace = namespace or _metadata(body).get("namespace")
         query = {"fieldManager": field_manager} if field_manager else None
         target = _target(resource, namespace, query=query)
-        return await self._write(Call("POST", target, _encode(body), idempotent=False))
+        return self._read(await self._write(Call("POST", target, _encode(body), idempotent=False)))
 
     async def apply(
         self,
@@ -301,7 +301,7 @@ class KubeClient:
         """Server-side apply. Name and namespace come from the body's metadata, which should also
         carry the resourceVersion it was computed from (then raises Conflict)."""
         target = _apply_target(resource, body, field_manager, subresource, force=force)
-        return await self._write(Call("PATCH", target, _encode(body), APPLY))
+        return self._read(await self._write(Call("PATCH", target, _encode(body), APPLY)))
 
     async def apply_status(
         self, resource: Resource, body: Mapping[str, Any], *, field_manager: str
@@ -311,7 +311,7 @@ class KubeClient:
         writer has to know of it is read at all. See `apply`."""
         target = _apply_target(resource, body, field_manager, "status", force=True)
         call = Call("PATCH", target, _encode(body), APPLY, patient=True)
-        return self._read_status(await self._transport.request(call, self.write_gate))
+        return self._read_status(await self._write(call))
 
     async def patch_status(
         self,
@@ -327,7 +327,7 @@ class KubeClient:
         target = _target(resource, namespace, name, "status", query={"fieldManager": field_manager})
         body = {"metadata": {"resourceVersion": resource_version}, "status": changes}
         call = Call("PATCH", target, _encode(body), MERGE_PATCH)
-        return self._read_status(await self._transport.request(call, self.write_gate))
+        return self._read_status(await self._write(call))
 
     async def merge_patch(
         self,
@@ -342,7 +342,7 @@ class KubeClient:
         """JSON merge patch (RFC 7396): None removes a field."""
         query = {"fieldManager": field_manager} if field_manager else None
         target = _target(resource, namespace, name, subresource, query=query)
-        return await self._write(Call("PATCH", target, _encode(body), MERGE_PATCH))
+        return self._read(await self._write(Call("PATCH", target, _encode(body), MERGE_PATCH)))
 
     async def json_patch(
         self,
@@ -358,7 +358,7 @@ class KubeClient:
         query = {"fieldManager": field_manager} if field_manager else None
         target = _target(resource, namespace, name, subresource, query=query)
         call = Call("PATCH", target, _encode(body), JSON_PATCH, idempotent=False)
-        return await self._write(call)
+        return self._read(await self._write(call))
 
     async def update(
         self,
@@ -374,7 +374,7 @@ class KubeClient:
         target = _target(
             resource, metadata.get("namespace"), metadata["name"], subresource, query=query
         )
-        return await self._write(Call("PUT", target, _encode(body)))
+        return self._read(await self._write(Call("PUT", target, _encode(body))))
 
     async def delete(
         self,
@@ -407,7 +407,9 @@ class KubeClient:
             spec["audiences"] = list(audiences)
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         target = _target(SERVICEACCOUNTS, namespace, account, "token")
-        answer = await self._write(Call("POST", target, _encode(body), idempotent=False))
+        answer = self._read(
+            await self._write(Call("POST", target, _encode(body), idempotent=False))
+        )
         status = answer.get("status") or {}
         token, expires_at = status.get("token"), parse_time(status.get("expirationTimestamp"))
         if not token or expires_at is None:
@@ -442,8 +444,8 @@ class KubeClient:
 
     # -------------------------------------------------------------------------------------------
 
-    async def _write(self, call: Call) -> Object:
-        return self._read(await self._transport.request(call, self.write_gate))
+    async def _write(self, call: Call) -> bytes:
+        return await self._transport.request(call, self.write_gate)
 
     def _read_status(self, body: bytes) -> WrittenStatus:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 from llmkube.api.cached import CachedCandidate
@@ -69,10 +70,15 @@ def read_host_ip(text: str | None) -> str | None:
         raise InvalidHostIP(str(error)) from None
 
 
+@lru_cache(maxsize=256)
 def list_candidates(
-    host_ip: str | None, reported: Iterable[ReportedCandidate], policy: AddressPolicy
+    host_ip: str | None, reported: tuple[ReportedCandidate, ...], policy: AddressPolicy
 ) -> CandidateList:
-    """The candidate list of a MetalNode. `host_ip` is what `read_host_ip` returned."""
+    """The candidate list of a MetalNode. `host_ip` is what `read_host_ip` returned.
+
+    A check takes about eight decisions in a row on the same list, so the last ones are kept; few,
+    because a Mac may report hundreds of addresses.
+    """
     first = [ReportedCandidate(host_ip, CandidateSource.OVERRIDE)] if host_ip else []
     # sorted() is stable: within one source the Mac's own order is kept.
     ranked = [*first, *sorted(reported, key=lambda candidate: _RANK[candidate.source])]

@@ -20,7 +20,7 @@ def install(limit: int) -> None:
     write = kube.KubeClient._write
     done = 0
 
-    async def write_and_maybe_die(self: kube.KubeClient, call: kube.Call) -> kube.Object:
+    async def write_and_maybe_die(self: kube.KubeClient, call: kube.Call) -> bytes:
         nonlocal done
         answer = await write(self, call)
         if "/metalnodes/" in call.target or "/pods" in call.target:
