@@ -34,7 +34,7 @@ async def measure(
                 figures += await hub.run(cluster, client, hub_plan, only)
         if "macs" in parts:
             for size in sizes:
-                rate = 333.0 if size > 5000 else 200.0
+                rate = max(200.0, size / macs.BEAT_SECONDS)
                 mac_plan = macs.Plan(macs=size, rate=rate, seconds=max(seconds, 60.0))
                 figures += await macs.run(cluster, client, mac_plan, only)
         if "verifications" in parts:

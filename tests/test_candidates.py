@@ -25,8 +25,8 @@ OPEN = AddressPolicy()
 Source = CandidateSource
 
 
-def reported(*pairs: tuple[str, str]) -> list[ReportedCandidate]:
-    return [ReportedCandidate(address, Source(source)) for address, source in pairs]
+def reported(*pairs: tuple[str, str]) -> tuple[ReportedCandidate, ...]:
+    return tuple(ReportedCandidate(address, Source(source)) for address, source in pairs)
 
 
 def addresses(listing: CandidateList) -> list[str]:
@@ -93,7 +93,7 @@ def test_what_is_no_address_is_dropped_and_counted() -> None:
 
 def test_there_are_17_at_most_and_the_rest_is_counted() -> None:
     many = reported(*((f"10.0.0.{n}", "lan") for n in range(1, 21)))
-    listing = list_candidates("10.1.1.1", [*many, *many], OPEN)
+    listing = list_candidates("10.1.1.1", many + many, OPEN)
     assert len(listing.entries) == MAX_CANDIDATES
     assert listing.entries[0].address == "10.1.1.1"
     assert listing.surplus == 4

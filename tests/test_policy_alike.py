@@ -21,8 +21,8 @@ UNREADABLE = [row[1] for row in REFUSED if row[2] is None]
 DENIED = (parse_network("10.96.0.0/12"), parse_network("fd00:10:96::/112"))
 
 
-def reported(*texts: str) -> list[ReportedCandidate]:
-    return [ReportedCandidate(text, CandidateSource.LAN) for text in texts]
+def reported(*texts: str) -> tuple[ReportedCandidate, ...]:
+    return tuple(ReportedCandidate(text, CandidateSource.LAN) for text in texts)
 
 
 @pytest.fixture(scope="module")
