@@ -45,7 +45,7 @@ from llmkube.clock import Clock, Now
 from llmkube.informers.informer import Informer
 from llmkube.informers.queue import WorkQueue
 from llmkube.informers.worker import run_workers
-from llmkube.kube.client import KubeClient
+from llmkube.kube.client import KubeClient, WrittenStatus
 from llmkube.kube.errors import Conflict, NotFound
 from llmkube.kube.events import EventRecorder
 from llmkube.kube.resources import (
@@ -155,7 +155,9 @@ class MemoryServer:
             raise NotFound(key, status=404)
         return cast(dict[str, Any], msgspec.to_builtins(obj))
 
-    async def apply(self, resource: Resource, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+    async def apply_status(
+        self, resource: Resource, body: dict[str, Any], **_: Any
+    ) -> WrittenStatus:
         """One owner per resource here, so its complete set is the whole status."""
         metadata = body["metadata"]
         namespace = metadata.get("namespace")
@@ -170,7 +172,7 @@ class MemoryServer:
         self.tally.writes += 1
         self.written.append((resource.plural, old, new))
         self.put(resource.plural, new, self.clock.now())
-        return {"metadata": {"resourceVersion": meta.resource_version}, "status": body["status"]}
+        return WrittenStatus(meta.resource_version, body["status"])
 
 
 class CountingRecorder:
