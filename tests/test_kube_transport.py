@@ -35,6 +35,7 @@ from tests.support.faultproxy import (
     Swallow,
     status_body,
 )
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -185,6 +186,19 @@ async def test_a_server_that_hangs_is_unavailable_in_time(
         async with client.watch(NAMESPACES):
             pass
     assert await client.list(NAMESPACES), "a hung connection must not be used again"
+
+
+async def test_a_request_in_hand_ends_in_time_though_its_client_is_closed(
+    proxy: FaultProxy,
+) -> None:
+    access = await load_access(proxy.admin_kubeconfig)
+    with proxy.playing(Swallow()):
+        limit = timedelta(milliseconds=400)
+        async with KubeClient(access, clock=SystemClock(), request_timeout=limit) as client:
+            asking = asyncio.create_task(client.list(NAMESPACES))
+            await eventually(proxy.open_count, "it is under way")
+        with pytest.raises(errors.Unavailable, match=r"within 0\.4 s"):
+            await asking
 
 
 async def test_a_cancelled_request_leaves_nothing_behind(

@@ -13,6 +13,11 @@ from tests.support.virtualtime import virtual
 LIMIT = timedelta(seconds=10)
 
 
+async def too_long(limit: RunLimit) -> None:
+    with limit:
+        await asyncio.sleep(100)
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -20,8 +25,8 @@ def now() -> float:
 @virtual
 async def test_a_run_that_is_late_ends_with_a_timeout_at_the_limit() -> None:
     limit = RunLimit(LIMIT)
-    with pytest.raises(TimeoutError), limit:
-        await asyncio.sleep(100)
+    with pytest.raises(TimeoutError):
+        await too_long(limit)
     assert now() == pytest.approx(10)
     await asyncio.sleep(1)  # the task itself is not cancelled
 
@@ -58,12 +63,7 @@ async def test_each_of_many_has_its_own_limit() -> None:
 @virtual
 async def test_who_is_cancelled_by_another_is_cancelled() -> None:
     limit = RunLimit(LIMIT)
-
-    async def run() -> None:
-        with limit:
-            await asyncio.sleep(100)
-
-    task = asyncio.ensure_future(run())
+    task = asyncio.ensure_future(too_long(limit))
     await asyncio.sleep(5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -74,12 +74,7 @@ async def test_who_is_cancelled_by_another_is_cancelled() -> None:
 @virtual
 async def test_who_is_cancelled_by_another_and_late_is_cancelled() -> None:
     limit = RunLimit(LIMIT)
-
-    async def run() -> None:
-        with limit:
-            await asyncio.sleep(100)
-
-    task = asyncio.ensure_future(run())
+    task = asyncio.ensure_future(too_long(limit))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(10, task.cancel)
     with pytest.raises(asyncio.CancelledError):

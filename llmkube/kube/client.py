@@ -38,7 +38,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 Object = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class WrittenStatus:
 
     resource_version: str
     status: Object
+
+    @classmethod
+    def of(cls, obj: Object) -> WrittenStatus:
+        """Of a whole object, as an answer shows it."""
+        return cls(obj["metadata"]["resourceVersion"], obj.get("status") or {})
 
 
 class _VersionOnly(msgspec.Struct, gc=False, rename="camel"):
@@ -287,7 +292,7 @@ class KubeClient:
         namespace = namespace or _metadata(body).get("namespace")
         query = {"fieldManager": field_manager} if field_manager else None
         target = _target(resource, namespace, query=query)
-        return self._read(await self._write(Call("POST", target, _encode(body), idempotent=False)))
+        return await self._write(Call("POST", target, _encode(body), idempotent=False))
 
     async def apply(
         self,
@@ -301,7 +306,7 @@ class KubeClient:
         """Server-side apply. Name and namespace come from the body's metadata, which should also
         carry the resourceVersion it was computed from (then raises Conflict)."""
         target = _apply_target(resource, body, field_manager, subresource, force=force)
-        return self._read(await self._write(Call("PATCH", target, _encode(body), APPLY)))
+        return await self._write(Call("PATCH", target, _encode(body), APPLY))
 
     async def apply_status(
         self, resource: Resource, body: Mapping[str, Any], *, field_manager: str
@@ -311,23 +316,7 @@ class KubeClient:
         writer has to know of it is read at all. See `apply`."""
         target = _apply_target(resource, body, field_manager, "status", force=True)
         call = Call("PATCH", target, _encode(body), APPLY, patient=True)
-        return self._read_status(await self._write(call))
-
-    async def patch_status(
-        self,
-        resource: Resource,
-        name: str,
-        namespace: str | None,
-        changes: Mapping[str, Any],
-        *,
-        resource_version: str,
-        field_manager: str,
-    ) -> WrittenStatus:
-        """JSON merge patch of a status that was seen at this resourceVersion (raises Conflict)."""
-        target = _target(resource, namespace, name, "status", query={"fieldManager": field_manager})
-        body = {"metadata": {"resourceVersion": resource_version}, "status": changes}
-        call = Call("PATCH", target, _encode(body), MERGE_PATCH)
-        return self._read_status(await self._write(call))
+        return self._read_status(await self._send(call))
 
     async def merge_patch(
         self,
@@ -342,7 +331,7 @@ class KubeClient:
         """JSON merge patch (RFC 7396): None removes a field."""
         query = {"fieldManager": field_manager} if field_manager else None
         target = _target(resource, namespace, name, subresource, query=query)
-        return self._read(await self._write(Call("PATCH", target, _encode(body), MERGE_PATCH)))
+        return await self._write(Call("PATCH", target, _encode(body), MERGE_PATCH))
 
     async def json_patch(
         self,
@@ -358,7 +347,7 @@ class KubeClient:
         query = {"fieldManager": field_manager} if field_manager else None
         target = _target(resource, namespace, name, subresource, query=query)
         call = Call("PATCH", target, _encode(body), JSON_PATCH, idempotent=False)
-        return self._read(await self._write(call))
+        return await self._write(call)
 
     async def update(
         self,
@@ -374,7 +363,7 @@ class KubeClient:
         target = _target(
             resource, metadata.get("namespace"), metadata["name"], subresource, query=query
         )
-        return self._read(await self._write(Call("PUT", target, _encode(body))))
+        return await self._write(Call("PUT", target, _encode(body)))
 
     async def delete(
         self,
@@ -407,9 +396,7 @@ class KubeClient:
             spec["audiences"] = list(audiences)
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         target = _target(SERVICEACCOUNTS, namespace, account, "token")
-        answer = self._read(
-            await self._write(Call("POST", target, _encode(body), idempotent=False))
-        )
+        answer = await self._write(Call("POST", target, _encode(body), idempotent=False))
         status = answer.get("status") or {}
         token, expires_at = status.get("token"), parse_time(status.get("expirationTimestamp"))
         if not token or expires_at is None:
@@ -444,7 +431,11 @@ class KubeClient:
 
     # -------------------------------------------------------------------------------------------
 
-    async def _write(self, call: Call) -> bytes:
+    async def _write(self, call: Call) -> Object:
+        return self._read(await self._send(call))
+
+    async def _send(self, call: Call) -> bytes:
+        """What changes anything goes this way. Returns the body of the answer."""
         return await self._transport.request(call, self.write_gate)
 
     def _read_status(self, body: bytes) -> WrittenStatus:

@@ -93,7 +93,6 @@ class Transport:
 
     def close(self) -> None:
         """Cut the idle connections."""
-        self._limit.close()
         self._pool.close()
 
     @property

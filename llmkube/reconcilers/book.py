@@ -24,22 +24,23 @@ class LivenessBook:
         self._ahead: dict[str, tuple[str, int]] = {}
         # UID and version of what was read live, until the watch has caught up with it
 
-    def observe(self, key: str, meta: Identity, sighting: Sighting, now: Now) -> Record | None:
+    def observe(self, meta: Identity, sighting: Sighting, now: Now) -> Record | None:
         """Fold in what a list or a watch showed; return the record, None without any stamp.
 
         What is older than a live read is no sighting: else the stamps between the cache and the
         live read, delivered late, would look like a clock that stepped back.
         """
+        key = meta.key
         if self._ahead and (ahead := self._ahead.get(key)) is not None:
             if ahead[0] == meta.uid and parse_version(meta.resource_version) < ahead[1]:
                 return self._records.get(key)
             del self._ahead[key]
         return self._fold(key, sighting, now)
 
-    def observe_live(self, key: str, meta: Identity, sighting: Sighting, now: Now) -> Record | None:
+    def observe_live(self, meta: Identity, sighting: Sighting, now: Now) -> Record | None:
         """Fold in what a live read showed, which is as new as can be."""
-        self._ahead[key] = (meta.uid, parse_version(meta.resource_version))
-        return self._fold(key, sighting, now)
+        self._ahead[meta.key] = (meta.uid, parse_version(meta.resource_version))
+        return self._fold(meta.key, sighting, now)
 
     def _fold(self, key: str, sighting: Sighting, now: Now) -> Record | None:
         old = self._records.get(key)

@@ -93,7 +93,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         before = self.book.get(change.key)
         late = self._clusters.view.catching_up(change.key, change.at.mono)
         sighting = self._sighting(new, first_sight=change.first_sight, late=late)
-        record = self.book.observe(change.key, new.metadata, sighting, change.at)
+        record = self.book.observe(new.metadata, sighting, change.at)
         if not self._goes_on(change.old, new, before, record, change.at):
             self._queue.add(change.key, initial=change.first_sight)
 
@@ -157,7 +157,7 @@ class FederatedClusterReconciler(Shell[Seen, Decision]):
         if overtaken(self._clusters, cluster):
             return self._clusters.store.get(key)
         sighting = self._sighting(cluster, first_sight=False, late=True)
-        self.book.observe_live(key, cluster.metadata, sighting, self.clock.now())
+        self.book.observe_live(cluster.metadata, sighting, self.clock.now())
         return cluster
 
     def _shortest_timeout(self, key: str) -> timedelta:

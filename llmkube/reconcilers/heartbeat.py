@@ -149,7 +149,7 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             before = self.book.get(change.key)
             late = self._leases.view.catching_up(change.key, now.mono)
             sighting = self._sighting(new, first_sight=change.first_sight, late=late)
-            after = self.book.observe(change.key, new.metadata, sighting, now)
+            after = self.book.observe(new.metadata, sighting, now)
             if after is before and change.old is not None:
                 return  # no new stamp: not a heartbeat
         for node in self._nodes.store.by_index(_BY_LEASE, change.key):
@@ -235,14 +235,14 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             node = await read_live(self._client, METALNODES, CachedMetalNode, key)
         if node is None:
             return None
-        lease_key, account_key = _lease_key(node), _account_key(node)
+        lease_key = _lease_key(node)
         lease, record = await self._lease(lease_key, live)
         period = self._settings.default_timeout if record is None else record.period
         facts = HeartbeatFacts(
             node=node,
             lease_exists=lease is not None,
             record=record,
-            account=await self._account(node, account_key, live),
+            account=await self._account(node, live),
             mirror=self._mirrors.get(lease_key, None if lease is None else lease.report),
             calm_until=self._leases.view.sight_of(key).calm_until(period, ZERO),
             last_write=self._last_writes.get(key),
@@ -262,9 +262,10 @@ class HeartbeatReconciler(Shell[Seen, Decision]):
             lease = self._leases.store.get(key)
             return lease, None if lease is None else self.book.get(key)
         sighting = self._sighting(lease, first_sight=False, late=True)
-        return lease, self.book.observe_live(key, lease.metadata, sighting, self.clock.now())
+        return lease, self.book.observe_live(lease.metadata, sighting, self.clock.now())
 
-    async def _account(self, node: CachedMetalNode, key: str, live: Live) -> Account:
+    async def _account(self, node: CachedMetalNode, live: Live) -> Account:
+        key = _account_key(node)
         if not self._accounts.synced or key in self._accounts.store:
             return Account.PRESENT
         if Live.EVIDENCE in live:

@@ -23,7 +23,7 @@ import msgspec
 
 from llmkube.api.cached import CachedCondition, CachedObject
 from llmkube.api.names import FieldManager
-from llmkube.kube.client import KubeClient
+from llmkube.kube.client import KubeClient, WrittenStatus
 from llmkube.kube.events import ObjectRef
 from llmkube.kube.resources import Resource
 
@@ -43,19 +43,13 @@ class Ownership:
 
     def part(self, status: Mapping[str, Any]) -> Fields:
         """The owned part of a status, without absent and empty values."""
-        owned: Fields = {}
-        for name in self.fields:
-            value = status.get(name)
-            if value or not _absent(value):
-                owned[name] = value
+        owned: Fields = {
+            name: value for name in self.fields if not _absent(value := status.get(name))
+        }
         mine = [c for c in status.get("conditions") or () if c["type"] in self.conditions]
         if mine:
-            owned["conditions"] = sorted(mine, key=_type_of) if len(mine) > 1 else mine
+            owned["conditions"] = sorted(mine, key=lambda condition: str(condition["type"]))
         return owned
-
-
-def _type_of(condition: Fields) -> str:
-    return str(condition["type"])
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
@@ -145,14 +139,15 @@ class StatusWriter:
         )
         found = own.part(written.status)
         if found != wanted and (leftovers := _leftovers(found, wanted)):
-            written = await self._client.patch_status(
+            answer = await self._client.merge_patch(
                 own.resource,
                 target.name,
                 target.namespace or None,
-                leftovers,
-                resource_version=written.resource_version,
+                {"metadata": {"resourceVersion": written.resource_version}, "status": leftovers},
                 field_manager=own.manager,
+                subresource="status",
             )
+            written = WrittenStatus.of(answer)
         return Target(
             target.namespace, target.name, target.uid, written.resource_version, written.status
         )

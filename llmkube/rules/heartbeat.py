@@ -81,7 +81,7 @@ class Mirror(msgspec.Struct, frozen=True, gc=False):
     """What a valid report says for people: mirrored as it is, never judged."""
 
     agent_version: str | None
-    capacity: dict[str, Any] | None
+    capacity: dict[str, Any]
 
     @classmethod
     def of(cls, report: AgentReport) -> Mirror:
@@ -131,12 +131,11 @@ class HeartbeatFacts(msgspec.Struct, frozen=True, gc=False):
 
 def decide_heartbeat(facts: HeartbeatFacts, now: Now, settings: HeartbeatSettings) -> Decision:
     """The decision for one MetalNode. Pure."""
-    previous = facts.condition
-    was_connected = previous is not None and previous.status == "True"
-    life = _life(facts, was_connected, now, settings)
+    life = _life(facts, now, settings)
     reason = _reason(facts, life)
     status = "True" if reason is ConnectedReason.HEARTBEAT_RECEIVED else "False"
     message = _message(facts, reason, settings)
+    previous = facts.condition
     condition = build_condition(
         previous,
         ConditionType.AGENT_CONNECTED,
@@ -146,19 +145,17 @@ def decide_heartbeat(facts: HeartbeatFacts, now: Now, settings: HeartbeatSetting
         generation=facts.node.metadata.generation,
         now=now.wall,
     )
-    when = now.mono if _changes(previous, condition) else _mirror_at(facts, now, settings)
+    when = _write_at(facts, condition, now, settings)
     due = when is not None and when <= now.mono
     return Decision(
         status=_complete(facts, condition) if due else None,
-        events=_events(facts, previous, status, reason, message, settings),
+        events=_events(facts, status, reason, message, settings),
         wake_at=_earliest(life.wake_at, None if due else when),
-        confirm_live=facts.account is Account.UNSEEN or (was_connected and status == "False"),
+        confirm_live=facts.account is Account.UNSEEN or (facts.was_connected and status == "False"),
     )
 
 
-def _life(
-    facts: HeartbeatFacts, was_connected: bool, now: Now, settings: HeartbeatSettings
-) -> Judgement:
+def _life(facts: HeartbeatFacts, now: Now, settings: HeartbeatSettings) -> Judgement:
     if facts.account is Account.MISSING or not facts.lease_exists:
         return DEAD  # no expiry, hence never held back
     if facts.record is None and facts.node.status.last_heartbeat_time is None:
@@ -167,7 +164,7 @@ def _life(
         facts.record,
         settings.default_timeout if facts.record is None else facts.record.period,
         now,
-        known=was_connected,
+        known=facts.was_connected,
         calm_until=facts.calm_until,
     )
 
@@ -185,10 +182,16 @@ def _reason(facts: HeartbeatFacts, life: Judgement) -> ConnectedReason:
 
 
 # When to write ----------------------------------------------------------------------------------
-# At once if AgentConnected changes; once the budget allows if lastHeartbeatTime is off; else never.
-# All other fields travel along: none of them is worth a write of its own.
-def _mirror_at(facts: HeartbeatFacts, now: Now, settings: HeartbeatSettings) -> timedelta | None:
-    """When lastHeartbeatTime is to be written, None if it is right."""
+def _write_at(
+    facts: HeartbeatFacts,
+    condition: dict[str, str | int],
+    now: Now,
+    settings: HeartbeatSettings,
+) -> timedelta | None:
+    """When to write: now if AgentConnected changes; once the budget allows if lastHeartbeatTime
+    is off; else never. All other fields travel along: none of them is worth a write of its own."""
+    if _condition_changes(facts.condition, condition):
+        return now.mono
     if facts.record is None or not mirror_is_off(
         facts.record.stamp, facts.node.status.last_heartbeat_time, settings
     ):
@@ -212,7 +215,7 @@ def write_allowed_at(
     return now.mono if last_write is None else last_write + settings.write_interval
 
 
-def _changes(previous: CachedCondition | None, wanted: dict[str, str | int]) -> bool:
+def _condition_changes(previous: CachedCondition | None, wanted: dict[str, str | int]) -> bool:
     return previous is None or (previous.status, previous.reason, previous.observed_generation) != (
         wanted["status"],
         wanted["reason"],
@@ -223,16 +226,13 @@ def _changes(previous: CachedCondition | None, wanted: dict[str, str | int]) -> 
 def _complete(facts: HeartbeatFacts, condition: dict[str, str | int]) -> dict[str, Any]:
     """All fields of this owner: what is not known anew is kept as it is."""
     known, record, mirror = facts.node.status, facts.record, facts.mirror
-    if mirror is None:
-        version, capacity = known.agent_version, known.capacity
-        mirror = Mirror(version, None if capacity is None else msgspec.to_builtins(capacity))
     return {
         "conditions": [condition],
         "lastHeartbeatTime": known.last_heartbeat_time
         if record is None
         else format_time(record.stamp),
-        "agentVersion": mirror.agent_version,
-        "capacity": mirror.capacity,
+        "agentVersion": known.agent_version if mirror is None else mirror.agent_version,
+        "capacity": msgspec.to_builtins(known.capacity) if mirror is None else mirror.capacity,
     }
 
 
@@ -242,14 +242,13 @@ def _earliest(*instants: timedelta | None) -> timedelta | None:
 
 def _events(
     facts: HeartbeatFacts,
-    previous: CachedCondition | None,
     status: str,
     reason: ConnectedReason,
     message: str,
     settings: HeartbeatSettings,
 ) -> tuple[EventNote, ...]:
     events = []
-    if _worth_telling(previous, status, reason):
+    if _worth_telling(facts.condition, status, reason):
         kind = EventType.NORMAL if status == "True" else EventType.WARNING
         events.append(EventNote(kind, reason, "SetAgentConnected", message))
     skew = skew_event(facts.record, settings.trust, _CLOCK)

@@ -17,19 +17,19 @@ KILL_AFTER_WRITE = "LLMKUBE_TEST_KILL_AFTER_WRITE"
 
 def install(limit: int) -> None:
     """Crash after that many writes."""
-    write = kube.KubeClient._write
+    send = kube.KubeClient._send
     done = 0
 
-    async def write_and_maybe_die(self: kube.KubeClient, call: kube.Call) -> bytes:
+    async def send_and_maybe_die(self: kube.KubeClient, call: kube.Call) -> bytes:
         nonlocal done
-        answer = await write(self, call)
+        answer = await send(self, call)
         if "/metalnodes/" in call.target or "/pods" in call.target:
             done += 1
             if done == limit:
                 os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    kube.KubeClient._write = write_and_maybe_die  # type: ignore[method-assign]
+    kube.KubeClient._send = send_and_maybe_die  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
