@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import compileall
 import os
 import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
+import llmkube
 from bench import engine, hub, macs, report, simulation, verifications, verifier
 from bench.report import Figure
 from devcluster.controlplane import ControlPlane
@@ -44,6 +47,12 @@ async def measure(
     return figures
 
 
+def compile_package() -> None:
+    """Compile llmkube, as installed packages and images are: a checkout may not be, and with
+    PYTHONDONTWRITEBYTECODE in the environment it never is."""
+    compileall.compile_dir(Path(llmkube.__file__).parent, quiet=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
@@ -56,6 +65,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     parts = options.parts or PARTS
+    compile_package()
     runs = [
         asyncio.run(measure(parts, options.sizes, options.seconds, options.only))
         for _ in range(options.runs)
