@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -154,6 +156,18 @@ async def test_a_long_list_comes_compressed_and_whole(admin: KubeClient, namespa
         len(m.get("data", {}).get("text", "")) for m in await admin.list(CONFIGMAPS, namespace)
     ]
     assert sizes.count(100_000) == 3
+
+
+async def test_a_connection_serves_on_after_an_answer_of_megabytes(
+    admin: KubeClient, namespace: str
+) -> None:
+    for number in range(3):
+        body = a_map(namespace, text=base64.b64encode(os.urandom(600_000)).decode())
+        body["metadata"]["name"] = f"map-{number}"
+        await admin.create(CONFIGMAPS, body)
+    page = await admin.list_page(CONFIGMAPS, namespace)
+    assert len(page) * 3 / 4 > connection.BUFFER, "even compressed"
+    assert (await admin.get(NAMESPACES, namespace))["metadata"]["name"] == namespace
 
 
 async def test_a_list_whose_next_page_is_gone_is_read_anew(

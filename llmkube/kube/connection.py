@@ -112,8 +112,8 @@ class Connection(asyncio.Protocol):
             return
         if self._answer.complete or (self._streaming and self._answer.head is not None):
             self._wake()
-            if self._answer.size > BUFFER:
-                self._pause()
+            if self._streaming and self._answer.size > BUFFER:
+                self._pause()  # until the next `read`
 
     def eof_received(self) -> bool | None:
         return None  # close; connection_lost follows
