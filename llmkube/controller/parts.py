@@ -215,10 +215,11 @@ class Parts:
 
     def _add_federatedcluster(self) -> None:
         queue = self._queue(ControllerName.FEDERATEDCLUSTER)
+        workers = self._options.tuning.queue.workers
 
         def pace() -> timedelta:
-            """A push is looked at at once, unless others wait for a worker anyway."""
-            return PATIENCE if len(queue) else ZERO
+            """A push is looked at at once, unless it would have to wait for a worker anyway."""
+            return PATIENCE if len(queue) > workers else ZERO
 
         clusters: Informer[CachedFederatedCluster] = self._informer(
             FEDERATEDCLUSTERS, CachedFederatedCluster, pace=pace
